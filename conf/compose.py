@@ -1,0 +1,141 @@
+"""From Hydra overrides to a checked configuration, and from there to a file in the run directory."""
+
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel
+
+from midstream.conf.errors import ConfigError, Problem, closest, validate
+from midstream.conf.schema import JobConfig, LayerConfig
+
+CONFIG_MODULE = "midstream.conf"
+CONFIG_NAME = "config"
+
+
+def compose(overrides: Iterable[str] = ()) -> JobConfig:
+    """The job's configuration under Hydra overrides such as `job=quick` or `trainer.lr=1e-4`.
+
+    Raises:
+        ConfigError: an override that cannot be read, an unknown key, group or strategy, a wrong type, a value
+            out of range, or settings that contradict each other.
+    """
+    OmegaConf.register_new_resolver("midstream.scaled", _scaled, replace=True)
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        parsed = [_parse(text) for text in overrides]
+        groups = loader.list_groups("")
+        try:
+            composed = hydra.compose(CONFIG_NAME, [_forced_in(override, groups) for override in parsed])
+            values = OmegaConf.to_container(composed, resolve=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError([_composition_problem(error, parsed)]) from error
+        config = validate(JobConfig, values)
+        _check_strategies(config.strategies, loader)
+    return config
+
+
+def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
+    """One configuration for each of the compared strategies, in their order, all in the same run directory.
+
+    Raises:
+        ConfigError: as `compose`; settings that only one of the strategies cannot live with included.
+    """
+    overrides = list(overrides)
+    shared = compose(overrides)
+    here = f"run_dir={_quoted(str(shared.run_dir))}"
+    return {name: compose([*overrides, here, f"strategy={name}"]) for name in shared.strategies}
+
+
+def layer_config(values: Mapping[str, Any]) -> LayerConfig:
+    """What a host job says under the key `midstream`, checked.
+
+    Raises:
+        ConfigError: as for the rest, and when neither a run directory nor a place for snapshots is named.
+    """
+    config = validate(LayerConfig, values, prefix="midstream")
+    if config.run_dir is None:
+        raise ConfigError(
+            [Problem("midstream.run_dir", None, "name a folder for the layer's events and snapshots")]
+        )
+    return config
+
+
+def write_resolved(config: BaseModel, path: Path) -> None:
+    """Write every value of `config` as YAML; the file is there whole or not at all."""
+    text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
+        try:
+            draft.write(text)
+            draft.flush()
+            os.fsync(draft.fileno())
+            Path(draft.name).replace(path)
+        except BaseException:
+            Path(draft.name).unlink()
+            raise
+
+
+def _scaled(count: int, factor: float) -> int:
+    """`count` times `factor`, rounded up: arithmetic that YAML interpolation lacks."""
+    return math.ceil(count * factor)
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        fix = "write key=value, with quotes around the whole for your shell"
+        raise ConfigError([Problem("override", text, f"{fix} ({_first_line(error)})")]) from None
+
+
+def _forced_in(override: Override, groups: Iterable[str]) -> str:
+    """The override as Hydra's `++`, except for choices of a group.
+
+    So a key that is not there reaches the schema, which knows every key and names the one that was meant.
+    """
+    text, key = override.input_line or "", override.key_or_group
+    plain = override.type is OverrideType.CHANGE and key not in groups and not key.startswith("hydra.")
+    return f"++{text}" if plain else text
+
+
+def _composition_problem(error: Exception, overrides: Iterable[Override]) -> Problem:
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return Problem(group, name, _fix_unknown_option(name, error.options))
+    return Problem("overrides", [override.input_line for override in overrides], _first_line(error))
+
+
+def _check_strategies(strategies: Iterable[str], loader: ConfigLoader) -> None:
+    known = loader.get_group_options("strategy")
+    unknown = [name for name in strategies if name not in known]
+    if unknown:
+        raise ConfigError(Problem("strategies", name, _fix_unknown_option(name, known)) for name in unknown)
+
+
+def _fix_unknown_option(name: str, options: Iterable[str]) -> str:
+    options = sorted(options)
+    meant = closest(name, options)
+    return f"use one of {', '.join(options)}" + (f" (did you mean {meant!r}?)" if meant else "")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _quoted(value: str) -> str:
+    """`value` as a string literal of Hydra's override grammar."""
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + r"\'", value)
+    return f"'{escaped}'"

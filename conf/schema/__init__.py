@@ -1,0 +1,39 @@
+"""The typed schema: what a configuration may say, with the defaults of what it leaves out.
+
+`LayerConfig` is what a host job hands to midstream; `JobConfig` is the whole configuration of the
+one-machine job, the layer's included. Unknown keys are refused, values are not coerced.
+"""
+
+from midstream.conf.schema.job import JobConfig
+from midstream.conf.schema.layer import (
+    EngineConfig,
+    EnvironmentConfig,
+    LayerConfig,
+    ResumePolicy,
+    SnapshotConfig,
+    TurnConfig,
+)
+from midstream.conf.schema.sections import (
+    ModelConfig,
+    RolloutConfig,
+    ServerConfig,
+    TaskConfig,
+    TrainerConfig,
+    WarmStartConfig,
+)
+
+__all__ = [
+    "EngineConfig",
+    "EnvironmentConfig",
+    "JobConfig",
+    "LayerConfig",
+    "ModelConfig",
+    "ResumePolicy",
+    "RolloutConfig",
+    "ServerConfig",
+    "SnapshotConfig",
+    "TaskConfig",
+    "TrainerConfig",
+    "TurnConfig",
+    "WarmStartConfig",
+]

@@ -1,0 +1,73 @@
+"""Settings that are each fine and cannot stand together. Keys of the problems are those of the whole job."""
+
+from collections.abc import Iterator, Sequence
+
+from midstream.conf.errors import Problem
+from midstream.conf.schema.layer import LayerConfig
+from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TrainerConfig
+
+RESUMING = ("restart", "continue", "naive")
+"""Policies under which a rollout that was cut off comes back, which slime calls partial rollout."""
+
+
+def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
+    """Each run has a folder named after its strategy, so no name may come twice."""
+    if len(set(strategies)) < len(strategies):
+        yield Problem("strategies", strategies, "name each strategy once")
+
+
+def policy_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """What the resume policy asks of slime's own flags."""
+    policy = layer.resume_policy
+    needed, launched = rollout.rollout_batch_size, rollout.over_sampling_batch_size
+    resumes = policy in RESUMING
+    if rollout.partial_rollout != resumes:
+        yield Problem(
+            "rollout.partial_rollout",
+            rollout.partial_rollout,
+            f"midstream.resume_policy={policy} needs {str(resumes).lower()}",
+        )
+    if launched < needed:
+        yield Problem(
+            "rollout.over_sampling_batch_size", launched, f"use rollout.rollout_batch_size={needed} or more"
+        )
+    if policy == "wait" and launched > needed:
+        yield Problem(
+            "rollout.over_sampling_batch_size",
+            launched,
+            f"midstream.resume_policy=wait cuts nothing off: use rollout.rollout_batch_size={needed}",
+        )
+
+
+def length_problems(layer: LayerConfig, rollout: RolloutConfig, server: ServerConfig) -> Iterator[Problem]:
+    """A turn fits into the response, a rollout into the server's KV cache."""
+    response, prompt = rollout.rollout_max_response_len, rollout.rollout_max_prompt_len or 0
+    turn, cache = layer.turns.max_tokens_per_turn, server.max_total_tokens
+    if turn is not None and turn > response:
+        yield Problem(
+            "midstream.turns.max_tokens_per_turn",
+            turn,
+            f"use at most rollout.rollout_max_response_len={response}",
+        )
+    if cache < prompt + response:
+        yield Problem(
+            "server.max_total_tokens",
+            cache,
+            f"use {prompt + response} or more, so that the longest prompt and response fit",
+        )
+
+
+def trainer_problems(trainer: TrainerConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """Minibatches are equal, and the clip range is not upside down."""
+    rollouts = rollout.rollout_batch_size * rollout.n_samples_per_prompt
+    if rollouts % trainer.num_minibatches:
+        yield Problem(
+            "trainer.num_minibatches",
+            trainer.num_minibatches,
+            "use a divisor of rollout.rollout_batch_size × rollout.n_samples_per_prompt "
+            f"= {rollouts} rollouts a step",
+        )
+    if trainer.eps_clip_high < trainer.eps_clip:
+        yield Problem(
+            "trainer.eps_clip_high", trainer.eps_clip_high, f"use trainer.eps_clip={trainer.eps_clip} or more"
+        )

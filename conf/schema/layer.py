@@ -1,0 +1,113 @@
+"""The settings of the layer itself: the same in the one-machine job and in a user's own job."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from midstream.conf.errors import Problem, refuse
+from midstream.conf.schema.base import Count, ObjectPath, PathSetting, Seconds, Section
+
+ResumePolicy = Literal["wait", "discard", "restart", "continue", "naive"]
+"""What becomes of a rollout that is unfinished when the step has enough.
+
+wait: nothing is cut off. discard: it is dropped. restart: it starts anew under the new policy.
+continue: tokens and environment go on where they were. naive: the tokens go on but the environment starts
+anew, so that the transcript and the world disagree; it shows what jobs without the layer suffer.
+"""
+
+
+class EnvironmentConfig(Section):
+    """Which environment a rollout acts in, and the limits on what is run there."""
+
+    factory: ObjectPath = "midstream.envs.workspace:WorkspaceFactory"
+    isolation: Literal["auto", "bubblewrap", "none"] = "auto"
+    step_timeout_s: Seconds = 30.0
+    eval_timeout_s: Seconds = 60.0
+    max_output_bytes: Count = 65536
+    """Longer output of a command is cut."""
+    done_command: str = Field(default="done", min_length=1)
+    """The action that ends an episode."""
+    sandbox_root: PathSetting | None = None
+    """Folder for the sandboxes' files; None: a fresh temporary one per process."""
+
+
+class SnapshotConfig(Section):
+    """Where environments' states are kept."""
+
+    path: PathSetting | None = None
+    """None: the folder `snapshots` of the run directory."""
+
+
+class TurnConfig(Section):
+    """How model output becomes actions and observations become tokens."""
+
+    max_turns: Count = 12
+    max_tokens_per_turn: Count | None = None
+    """None: a turn is bounded only by what is left of the response's budget."""
+    observation_template: str = "{observation}"
+    action_pattern: str | None = None
+    """Regular expression whose one group is the action; None: the whole turn is the action."""
+    abort_grace_s: float = Field(default=1.0, ge=0)
+    """How long an abort waits for an environment step in progress before it cancels the step."""
+
+    @model_validator(mode="after")
+    def _texts_are_usable(self) -> Self:
+        refuse([*_template_problems(self.observation_template), *_pattern_problems(self.action_pattern)])
+        return self
+
+
+class EngineConfig(Section):
+    """How patient the client of the inference engine is."""
+
+    retry_s: float = Field(default=120.0, ge=0)
+    """How long a dead engine is waited for before the rollout fails."""
+    request_timeout_s: Seconds = 600.0
+
+
+class LayerConfig(Section):
+    """What a host job gives to midstream: the mapping under the key `midstream`."""
+
+    resume_policy: ResumePolicy = "continue"
+    run_dir: PathSetting | None = None
+    """Where the layer writes its events, and by default its snapshots."""
+    max_attempts: Count = 3
+    """How often one rollout may fail for reasons of infrastructure before it is masked."""
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
+    turns: TurnConfig = Field(default_factory=TurnConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+
+    @property
+    def snapshot_dir(self) -> Path | None:
+        """Where snapshots are kept; None if neither `snapshots.path` nor `run_dir` is set."""
+        if self.snapshots.path is not None or self.run_dir is None:
+            return self.snapshots.path
+        return self.run_dir / "snapshots"
+
+
+def _template_problems(template: str) -> Iterator[Problem]:
+    key = "observation_template"
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        yield Problem(key, template, f"write literal braces as {{{{ and }}}} ({error})")
+        return
+    if fields != ["observation"]:
+        yield Problem(key, template, "put {observation} in it exactly once, and no other field")
+
+
+def _pattern_problems(pattern: str | None) -> Iterator[Problem]:
+    key = "action_pattern"
+    if pattern is None:
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        yield Problem(key, pattern, f"use a valid regular expression ({error})")
+        return
+    if groups != 1:
+        yield Problem(key, pattern, f"give it exactly one group, the action; it has {groups}")
