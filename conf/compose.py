@@ -3,10 +3,8 @@
 import math
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -59,11 +57,11 @@ def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
     return {name: compose([*overrides, here, f"strategy={name}"]) for name in shared.strategies}
 
 
-def layer_config(values: Mapping[str, Any]) -> LayerConfig:
+def layer_config(values: object) -> LayerConfig:
     """What a host job says under the key `midstream`, checked.
 
     Raises:
-        ConfigError: as for the rest, and when neither a run directory nor a place for snapshots is named.
+        ConfigError: as `compose`, and where no run directory is named.
     """
     config = validate(LayerConfig, values, prefix="midstream")
     if config.run_dir is None:
@@ -77,15 +75,15 @@ def write_resolved(config: BaseModel, path: Path) -> None:
     """Write every value of `config` as YAML; the file is there whole or not at all."""
     text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        try:
-            draft.write(text)
-            draft.flush()
-            os.fsync(draft.fileno())
-            Path(draft.name).replace(path)
-        except BaseException:
-            Path(draft.name).unlink()
-            raise
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _scaled(count: int, factor: float) -> int:

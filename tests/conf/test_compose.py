@@ -1,0 +1,171 @@
+"""Hydra overrides become a checked configuration, or an error that says what to change."""
+
+import re
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from midstream.conf.compose import compose, compose_runs, write_resolved
+from midstream.conf.errors import ConfigError
+from midstream.conf.schema import JobConfig
+
+STRATEGIES = ["wait", "discard", "restart", "continue", "naive"]
+
+
+def fault_of(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        compose(overrides)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("job", "model"), [("demo", "small"), ("quick", "tiny"), ("smoke", "tiny")])
+def test_every_job_composes_with_every_strategy(job, model):
+    every = f"strategies=[{','.join(STRATEGIES)}]"
+    runs = compose_runs([f"job={job}", f"model={model}", every])
+    assert list(runs) == STRATEGIES
+    assert [run.midstream.resume_policy for run in runs.values()] == STRATEGIES
+    assert [run.strategy for run in runs.values()] == STRATEGIES
+
+
+def test_runs_differ_in_nothing_but_the_strategy():
+    runs = compose_runs(["job=demo", "seed=3"])
+    own = {"strategy": True, "midstream": {"resume_policy", "run_dir"}}
+    own["rollout"] = {"partial_rollout", "over_sampling_batch_size"}
+    assert len({run.model_dump_json(exclude=own) for run in runs.values()}) == 1
+    assert {run.midstream.run_dir for run in runs.values()} == {
+        run.run_dir / name for name, run in runs.items()
+    }
+
+
+def test_only_wait_launches_no_more_than_it_needs():
+    runs = compose_runs(["rollout.rollout_batch_size=5", "trainer.num_minibatches=1"])
+    launched = {name: run.rollout.over_sampling_batch_size for name, run in runs.items()}
+    assert launched == {"wait": 5, "discard": 8, "restart": 8, "continue": 8}
+
+
+def test_a_job_can_choose_a_model_and_an_override_beats_both():
+    assert compose(["job=quick"]).model == compose(["model=tiny"]).model
+    assert compose(["job=quick", "model=small"]).model == compose([]).model
+    assert compose(["job=quick", "trainer.lr=1e-5"]).trainer.lr == 1e-5
+
+
+def test_the_seed_reaches_what_is_drawn_anew_but_not_the_cached_warm_start():
+    one, two = compose(["seed=1"]), compose(["seed=2"])
+    assert (one.tasks.seed, one.rollout.rollout_seed) == (1, 1)
+    assert (two.tasks.seed, two.rollout.rollout_seed) == (2, 2)
+    assert (one.model, one.warm_start) == (two.model, two.warm_start)
+
+
+@pytest.mark.parametrize("folder", ["a b/c", "it's", "comma,brace{}", "back\\slash", "trailing\\'"])
+def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
+    given = tmp_path / folder
+    quoted = str(given).replace("\\'", "\\\\\\'") if "\\'" in folder else str(given).replace("'", "\\'")
+    (run,) = compose_runs([f"run_dir='{quoted}'", "strategies=[wait]"]).values()
+    assert run.run_dir == given
+    assert run.midstream.run_dir == given / "wait"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.lrr=1e-4", "trainer.lrr: got 0.0001; there is no such key, did you mean trainer.lr?"),
+        ("lr=1", "lr: got 1; there is no such key, did you mean warm_start.lr or trainer.lr?"),
+        ("+xyz=red", "xyz: got 'red'; there is no such key, remove it"),
+        ("job=demoo", "job: got 'demoo'; use one of demo, quick, smoke (did you mean 'demo'?)"),
+        ("strategy=wiat", "strategy: got 'wiat'; use one of continue, discard, naive, restart, wait"),
+        ("strategies=[wait,contnue]", "strategies: got 'contnue'; use one of continue, discard, naive"),
+        ("strategies=[wait,wait]", "strategies: got ['wait', 'wait']; name each strategy once"),
+        ("strategies=[]", "strategies: got []; use at least 1 item(s)"),
+        ("midstream.resume_policy=resume", "midstream.resume_policy: got 'resume'; use 'wait', 'discard'"),
+        ("~steps", "steps: got None; set it, there is no default"),
+        ("steps=ten", "steps: got 'ten'; use a whole number"),
+        ("steps=true", "steps: got True; use a whole number"),
+        ("steps=0", "steps: got 0; use 1 or more"),
+        ("trainer.lr='1e-4'", "trainer.lr: got '1e-4'; use a number (in YAML 1e-4 is text: write 1.0e-4)"),
+        ("trainer.lr=nan", "trainer.lr: got nan; use a finite number"),
+        ("tasks.difficulty=1.5", "tasks.difficulty: got 1.5; use 1.0 or less"),
+        ("server.port=70000", "server.port: got 70000; use 65535 or less"),
+        ("rollout.rollout_top_k=0", "rollout.rollout_top_k: got 0; use -1 for no limit, or 1 and more"),
+        ("rollout.custom_rm_path=rm", "rollout.custom_rm_path: got 'rm'; write package.module.name"),
+        (
+            "midstream.environment.factory=a.B",
+            "midstream.environment.factory: got 'a.B'; write package.module:Name",
+        ),
+        ("midstream.turns=3", "midstream.turns: got 3; use a mapping of settings"),
+        ("run_dir=${nowhere}", "Interpolation key 'nowhere' not found"),
+        ("steps", "override: got 'steps'; write key=value"),
+        ("strategies=[wait", "override: got 'strategies=[wait'; write key=value"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
+    assert message in fault_of(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["strategy=wait", "rollout.over_sampling_batch_size=24"], "rollout.over_sampling_batch_size"),
+        (["strategy=continue", "rollout.over_sampling_batch_size=15"], "rollout.over_sampling_batch_size"),
+        (["strategy=wait", "rollout.partial_rollout=true"], "rollout.partial_rollout"),
+        (["strategy=discard", "rollout.partial_rollout=true"], "rollout.partial_rollout"),
+        (["strategy=continue", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
+        (["strategy=restart", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
+        (["strategy=naive", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
+        (["midstream.turns.max_tokens_per_turn=1000"], "midstream.turns.max_tokens_per_turn"),
+        (["server.max_total_tokens=100"], "server.max_total_tokens"),
+        (["trainer.num_minibatches=3"], "trainer.num_minibatches"),
+        (["trainer.eps_clip_high=0.1"], "trainer.eps_clip_high"),
+        (["model.num_query_groups=3"], "model.num_query_groups"),
+        (["midstream.turns.observation_template=obs"], "midstream.turns.observation_template"),
+        (
+            ["midstream.turns.observation_template='{observation} {x}'"],
+            "midstream.turns.observation_template",
+        ),
+        (["midstream.turns.observation_template='{observation} {'"], "midstream.turns.observation_template"),
+        (["midstream.turns.action_pattern='(.*'"], "midstream.turns.action_pattern"),
+        (["midstream.turns.action_pattern='.*'"], "midstream.turns.action_pattern"),
+        (["midstream.turns.action_pattern='(a)(b)'"], "midstream.turns.action_pattern"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides, key):
+    assert re.match(rf"{re.escape(key)}: got .+; .+", fault_of(*overrides))
+
+
+def test_a_contradiction_of_one_compared_strategy_is_found_before_anything_runs():
+    compose(["rollout.over_sampling_batch_size=24"])
+    with pytest.raises(ConfigError, match="resume_policy=wait cuts nothing off"):
+        compose_runs(["rollout.over_sampling_batch_size=24"])
+
+
+def test_every_fault_is_reported_at_once():
+    assert len(fault_of("steps=0", "trainer.lr=-1", "sed=1").splitlines()) == 3
+
+
+def test_a_hosts_own_hydra_is_left_as_it_was():
+    GlobalHydra.instance().clear()
+    compose([])
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_the_resolved_file_says_everything_and_reads_back_the_same(tmp_path):
+    config = compose(["job=quick", "trainer.lr=1e-7", "tasks.path=/data/tasks.jsonl"])
+    write_resolved(config, tmp_path / "run" / "config.yaml")
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "${" not in text
+    assert JobConfig.model_validate(OmegaConf.to_container(OmegaConf.create(text))) == config
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    write_resolved(compose(["seed=1"]), path)
+    before = path.read_bytes()
+
+    def disk_is_full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", disk_is_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_resolved(compose(["seed=2"]), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
