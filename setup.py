@@ -9,11 +9,17 @@ from setuptools import find_namespace_packages, setup
 
 LAYERS = ("cli", "local", "hooks", "buffers", "envs", "conf")
 
+
+def subfolders(layer: str) -> list[str]:
+    """Every folder below `layer`, dotted and relative to it."""
+    return find_namespace_packages(layer, exclude=["*__pycache__"])
+
+
 setup(
     package_dir={f"midstream.{layer}": layer for layer in LAYERS},
     packages=[
         f"midstream.{package}"
         for layer in LAYERS
-        for package in (layer, *(f"{layer}.{below}" for below in find_namespace_packages(layer)))
+        for package in (layer, *(f"{layer}.{below}" for below in subfolders(layer)))
     ],
 )
