@@ -18,7 +18,7 @@ ARGS ?=
 VENV := .venv
 MILES := .venv-miles
 LAYERS := conf envs buffers hooks local cli
-SOURCES := setup.py tests $(wildcard benchmarks examples) $(LAYERS)
+SOURCES := setup.py requirements tests $(wildcard benchmarks examples) $(LAYERS)
 
 python := $(VENV)/bin/python
 done := $(VENV)/.done
