@@ -1,0 +1,155 @@
+"""`midstream compare`: the same training job once per strategy, and what each of them made of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from midstream.cli.settings import DEGRADED, FINE, INTERRUPTED, Settings, debug_option
+
+if TYPE_CHECKING:
+    from midstream.conf.schema import JobConfig
+
+
+@click.command(short_help="Train once per strategy for unfinished rollouts, and compare.")
+@click.argument("overrides", nargs=-1)
+@click.option("--strategies", metavar="A,B,…", help="Which strategies, in this order.")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps per strategy.")
+@click.option("--seed", type=int, help="Seed of tasks, sampling and model.")
+@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where everything goes.")
+@click.option("--tasks", type=click.Path(path_type=Path), help="Your own tasks, a JSONL file.")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the resolved configuration, stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of a table.")
+@debug_option
+@click.pass_obj
+def compare(
+    settings: Settings,
+    overrides: tuple[str, ...],
+    strategies: str | None,
+    steps: int | None,
+    seed: int | None,
+    run_dir: Path | None,
+    tasks: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train the same agentic job once per strategy, on a real SGLang server and a real Megatron-core
+    trainer on this machine, and compare what became of the rollouts that a step cut off.
+
+    \b
+    Strategies:
+      wait      cut nothing off: every rollout of a step is waited for
+      discard   start more than needed, drop what is unfinished
+      restart   start what is unfinished anew, under the new policy
+      continue  resume what is unfinished, tokens and environment, where it was
+      naive     tokens go on but the environment starts anew (only on request: it shows the damage)
+
+    OVERRIDES are Hydra overrides of the configuration, such as trainer.lr=1e-4; job=quick and job=smoke
+    choose shorter jobs.
+
+    \b
+    Examples:
+      midstream compare
+      midstream compare job=quick --strategies wait,continue
+      midstream compare --tasks my_tasks.jsonl --steps 50 --seed 1 --run-dir runs/mine
+      midstream compare --json > result.json
+
+    \b
+    Outputs, in the run directory (runs/<date>-<time> unless --run-dir says otherwise):
+      report.html                 the comparison in pictures, one self-contained page
+      compare.json                the object that --json prints
+      <strategy>/config.yaml      the resolved configuration
+      <strategy>/events/*.jsonl   everything that was recorded; `midstream report` reads it again
+
+    Progress goes to stderr. Ctrl-C stops the job cleanly and keeps what was recorded; a second one stops it
+    at once.
+    """
+    from midstream.cli.progress import progress_on_stderr
+    from midstream.conf.compose import compose_runs
+
+    configs = compose_runs([*overrides, *_as_overrides(strategies, steps, seed, run_dir, tasks)])
+    _check_tasks(configs)
+    if dry_run:
+        click.echo(_resolved(configs, as_json))
+        return FINE
+    progress = progress_on_stderr()
+    try:
+        result = _compare(configs, progress, settings)
+    except KeyboardInterrupt:
+        where = next(iter(configs.values())).run_dir
+        click.echo(f"midstream: interrupted; what was recorded is in {where}", err=True)
+        return INTERRUPTED
+    finally:
+        progress.close()
+    if as_json:
+        click.echo(json.dumps(result, allow_nan=False))
+    else:
+        _print(result)
+    return _exit_code(result, asked=len(configs))
+
+
+def _compare(configs: "Mapping[str, JobConfig]", progress: Any, settings: Settings) -> dict[str, Any]:
+    from midstream.cli.streams import stdout_to_stderr
+
+    progress.note("loading torch, SGLang and Megatron-core")
+    with stdout_to_stderr():
+        from midstream.local import compare as job
+
+        return job.compare(configs, progress=progress, command=("midstream", *settings.arguments))
+
+
+def _as_overrides(
+    strategies: str | None, steps: int | None, seed: int | None, run_dir: Path | None, tasks: Path | None
+) -> list[str]:
+    """The options as what they stand for in the configuration; they win over OVERRIDES."""
+    found = []
+    if strategies is not None:
+        names = [name.strip() for name in strategies.split(",") if name.strip()]
+        found.append(f"strategies=[{','.join(map(_quoted, names))}]")
+    if steps is not None:
+        found.append(f"steps={steps}")
+    if seed is not None:
+        found.append(f"seed={seed}")
+    if run_dir is not None:
+        found.append(f"run_dir={_quoted(str(run_dir))}")
+    if tasks is not None:
+        found.append(f"tasks.path={_quoted(str(tasks))}")
+    return found
+
+
+def _quoted(text: str) -> str:
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
+
+
+def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:
+    """Read the user's tasks now: a broken line should be known before anything is started."""
+    from midstream.envs.tasks import load_tasks
+
+    for path in {config.tasks.path for config in configs.values()} - {None}:
+        load_tasks(path)
+
+
+def _resolved(configs: "Mapping[str, JobConfig]", as_json: bool) -> str:
+    resolved = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    if as_json:
+        return json.dumps(resolved)
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(resolved)).rstrip()
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    from midstream.cli.table import print_comparison
+
+    print_comparison(result["runs"])
+    click.echo(f"\nReport: {result['report']}")
+
+
+def _exit_code(result: Mapping[str, Any], asked: int) -> int:
+    runs: Sequence[Mapping[str, Any]] = result["runs"]
+    as_asked = len(runs) == asked and all(run["status"] == "ok" and not run["restores_bad"] for run in runs)
+    return FINE if as_asked else DEGRADED

@@ -1,0 +1,1 @@
+"""The page that shows a comparison: `page.write_report` builds it from the events of a run directory."""

@@ -1,0 +1,166 @@
+"""Builds `report.html` of a comparison from its run directory: one file that needs nothing beside it."""
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from midstream.local.events import EVENTS_FOLDER, EventsError, RunEvents, read_run
+from midstream.local.report import findings, palette, table, words
+from midstream.local.report.plots import length, reward, tokens
+from midstream.local.report.plots import lag as lags
+from midstream.local.report.plots import timeline as timelines
+from midstream.local.report.plots.figure import Plot
+from midstream.local.summary import summarise
+
+REPORT_NAME = "report.html"
+CONFIG_NAME = "config.yaml"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the page shows: one run per strategy, and its resolved config where that was written."""
+
+    runs: tuple[RunEvents, ...]
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """Strategy → YAML."""
+
+
+def write_report(run_dir: Path, target: Path | None = None) -> Path:
+    """(Re)build the page from the events under `<run_dir>/<strategy>/events`; it is there whole or not at all.
+
+    `target` is `<run_dir>/report.html` where it is not given.
+    Raises EventsError where the directory holds no events, or damaged ones.
+    """
+    content = render(read_comparison(run_dir))
+    target = target or run_dir / REPORT_NAME
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def read_comparison(run_dir: Path) -> Comparison:
+    """The runs of a directory, in the order in which strategies are always shown.
+
+    Raises EventsError as `write_report` does.
+    """
+    if not run_dir.is_dir():
+        raise EventsError(f"{run_dir} is not a directory; pass the run directory of a comparison")
+    folders = [folder.parent for folder in run_dir.glob(f"*/{EVENTS_FOLDER}") if any(folder.glob("*.jsonl"))]
+    if not folders:
+        raise EventsError(f"{run_dir} holds no events; expected files like {run_dir}/<strategy>/events/*.jsonl")
+    order = list(palette.STRATEGIES)
+    folders.sort(key=lambda f: (order.index(f.name) if f.name in order else len(order), f.name))
+    configs = {folder.name: folder / CONFIG_NAME for folder in folders}
+    return Comparison(
+        runs=tuple(read_run(folder) for folder in folders),
+        configs={name: path.read_text(encoding="utf-8") for name, path in configs.items() if path.exists()},
+    )
+
+
+def render(comparison: Comparison) -> str:
+    """The page as one HTML document."""
+    events = comparison.runs
+    runs = [summarise(run) for run in events]
+    marks = palette.marks(run.strategy for run in events)
+    template = _templates().get_template("page.html.j2")
+    return template.render(
+        title=f"midstream compare: {words.listed([run.strategy for run in events])}",
+        runs=runs,
+        marks=marks,
+        facts=_facts(events),
+        findings=findings.findings(runs),
+        warnings=findings.warnings(events, runs),
+        rows=table.comparison(runs),
+        reference=table.REFERENCE if any(run["strategy"] == table.REFERENCE for run in runs) else None,
+        plots=_plots(events, marks),
+        colours=palette.EVERY_COLOUR,
+        configs=comparison.configs,
+        command=_command(events),
+    )
+
+
+def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[Plot]:
+    makers = (
+        reward.reward_over_time,
+        reward.reward_over_tokens,
+        timelines.timeline,
+        timelines.timeline_zoom,
+        tokens.tokens_plot,
+        lags.lag_plot,
+        length.length_plot,
+    )
+    return [plot for make in makers if (plot := make(events, marks)) is not None]
+
+
+def _facts(events: Sequence[RunEvents]) -> list[tuple[str, str]]:
+    """(name, value) pairs for the head of the page; runs that differ show every value."""
+    machines = [run.run.get("machine") or {} for run in events]
+    batch = [
+        f"{groups} prompts × {samples} rollouts"
+        for run in events
+        if (groups := run.run.get("rollout_batch_size")) and (samples := run.run.get("n_samples_per_prompt"))
+    ]
+    facts = [
+        ("Seed", _distinct([run.run.get("seed") for run in events])),
+        ("Steps", _distinct([len(run.steps) for run in events])),
+        ("Batch", _distinct(batch)),
+        ("Started", _distinct([_utc(run.run.get("start_unix")) for run in events][:1])),
+        ("Processor", _distinct([_processor(machine) for machine in machines])),
+        ("Memory", _distinct([words.memory(machine.get("memory_bytes")) for machine in machines])),
+        ("System", _distinct([_system(machine) for machine in machines])),
+        ("Versions", _distinct([_versions(machine) for machine in machines])),
+    ]
+    return [(name, value or "not recorded") for name, value in facts]
+
+
+def _distinct(values: Sequence[Any]) -> str:
+    shown = [str(value) for value in values if value not in (None, "", words.MISSING)]
+    return ", ".join(dict.fromkeys(shown))
+
+
+def _processor(machine: dict[str, Any]) -> str:
+    if not machine.get("cpu"):
+        return ""
+    cores = machine.get("cores")
+    parts = [f"{machine['cpu']}, {cores} {'core' if cores == 1 else 'cores'}", *(machine.get("gpus") or ())]
+    return " + ".join(parts)
+
+
+def _system(machine: dict[str, Any]) -> str:
+    return ", ".join(
+        part for part in (machine.get("system"), machine.get("python") and f"Python {machine['python']}") if part
+    )
+
+
+def _versions(machine: dict[str, Any]) -> str:
+    known = machine.get("versions") or {}
+    return " · ".join(f"{name} {version or 'not installed'}" for name, version in known.items())
+
+
+def _utc(unix_s: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s)) if unix_s else ""
+
+
+def _command(events: Sequence[RunEvents]) -> str:
+    commands = (run.run.get("command") for run in events)
+    return next((shlex.join(map(str, command)) for command in commands if command), "")
+
+
+def _templates() -> Environment:
+    loader = PackageLoader("midstream.local.report", package_path=".")
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    templates.filters["svg"] = Markup
+    return templates

@@ -1,0 +1,104 @@
+"""The comparison as rows of numbers: the same table for the page and for the terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from midstream.local.report import words
+from midstream.local.summary import number
+
+REFERENCE = "discard"
+"""The strategy that ratios refer to: dropping what is unfinished is what most jobs do today."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One row: where its number comes from, how it is written, and which direction is better (None: neither)."""
+
+    label: str
+    value: Callable[[Mapping[str, Any]], float | None]
+    text: Callable[[float | None], str]
+    better: Literal["high", "low"] | None = None
+    has_ratio: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    ratio: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    cells: tuple[Cell, ...]
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda run: number(run.get(name))
+
+
+def _rollouts_per_s(run: Mapping[str, Any]) -> float | None:
+    rollouts, wall_s = number(run.get("trained_rollouts")), number(run.get("wall_s"))
+    return None if rollouts is None or not wall_s else rollouts / wall_s
+
+
+MEASURES = (
+    Measure("Training steps", _field("steps"), words.count),
+    Measure("Reward, first fifth", _field("reward_first"), words.decimal),
+    Measure("Reward, last fifth", _field("reward_last"), words.decimal, "high"),
+    Measure("Wall-clock", _field("wall_s"), words.seconds, "low", True),
+    Measure("Trainer waiting", _field("trainer_wait_fraction"), words.percent, "low"),
+    Measure("Trained rollouts", _field("trained_rollouts"), words.count),
+    Measure("Trained rollouts per second", _rollouts_per_s, words.decimal, "high", True),
+    Measure("Generated tokens", _field("generated_tokens"), words.count, None, True),
+    Measure("Wasted tokens", _field("wasted_tokens"), words.count, "low", True),
+    Measure("Wasted share", _field("wasted_fraction"), words.percent, "low"),
+    Measure("Tokens per trained rollout", _field("mean_response_tokens"), words.decimal, None, True),
+    Measure("Resumes", _field("resumes"), words.count),
+    Measure("Restores checked", _field("restores_checked"), words.count),
+    Measure("Restores that differed", _field("restores_bad"), words.count),
+    Measure("Largest fresh log-prob gap", _field("max_logprob_gap_fresh"), words.tiny),
+)
+
+
+def comparison(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows over the `runs` entries, one cell a run, in the order of `runs`.
+
+    The best is marked only among finished runs of equal length, and only where they differ.
+    """
+    return [_row(measure, runs) for measure in MEASURES]
+
+
+def _row(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> Row:
+    values = [measure.value(run) for run in runs]
+    best = _best(measure, values, runs)
+    reference = next(
+        (value for value, run in zip(values, runs, strict=True) if run.get("strategy") == REFERENCE), None
+    )
+    cells = []
+    for run, value in zip(runs, values, strict=True):
+        text = measure.text(value)
+        show_ratio = measure.has_ratio and run.get("strategy") != REFERENCE and reference and value is not None
+        cells.append(
+            Cell(
+                text=text,
+                ratio=words.ratio(value / reference) if show_ratio else "",
+                best=text == best and _complete(run, runs),
+            )
+        )
+    return Row(measure.label, tuple(cells))
+
+
+def _best(measure: Measure, values: Sequence[float | None], runs: Sequence[Mapping[str, Any]]) -> str | None:
+    """The best value as it is written, so that values that look equal are equally good."""
+    rivals = [v for v, run in zip(values, runs, strict=True) if v is not None and _complete(run, runs)]
+    if measure.better is None or len(set(map(measure.text, rivals))) < 2:
+        return None
+    return measure.text(max(rivals) if measure.better == "high" else min(rivals))
+
+
+def _complete(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bool:
+    longest = max((number(other.get("steps")) or 0 for other in runs), default=0)
+    return run.get("status", "ok") == "ok" and number(run.get("steps")) == longest
