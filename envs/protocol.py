@@ -1,0 +1,198 @@
+"""What an environment is, to the layers above: records, protocols and errors.
+
+Every record is a frozen dataclass whose `to_json` gives JSON-able values and whose `from_json` takes them
+back. Nothing here holds a live handle, so records survive pickling and a restart of the job.
+"""
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+ChangeKind = Literal["created", "modified", "deleted"]
+
+
+class EnvironmentFailure(Exception):
+    """The infrastructure failed: a sandbox died, a disk is full. Never a reward; the rollout is retried."""
+
+
+class SnapshotError(EnvironmentFailure):
+    """A snapshot could not be taken, written, read or restored; the message names the path."""
+
+
+class SnapshotMissing(SnapshotError):
+    """The store has no snapshot of this id."""
+
+
+class RestoreMismatch(SnapshotError):
+    """What was restored is not what the snapshot says."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem for the agent: `metadata` holds what the environment needs to set it up and to score it."""
+
+    prompt: str
+    label: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """Content hash, 32 hex digits: equal for equal tasks in every process and on every host."""
+        canonical = json.dumps([self.prompt, self.label, self.metadata], sort_keys=True)
+        return hashlib.blake2b(canonical.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, "label": self.label, "metadata": self.metadata}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Task":
+        return cls(value["prompt"], value["label"], dict(value["metadata"]))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent sees before its first action."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """The environment's answer to one action. `reward` is None where only `score` gives one."""
+
+    observation: str
+    done: bool = False
+    reward: float | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path that differs from the parent snapshot. `bytes` is its new size, 0 where it has no content.
+
+    `path` is relative to the root of the tree; bytes that are not UTF-8 appear as surrogate escapes.
+    """
+
+    path: str
+    kind: ChangeKind
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An immutable copy of an environment's state between two turns.
+
+    `id` names the record in its store; `digest` is equal for equal states, however and whenever they were
+    reached; `bytes` is the content of all files; `changes` is relative to `parent` (to nothing where None).
+    """
+
+    id: str
+    digest: str
+    parent: str | None = None
+    changes: tuple[Change, ...] = ()
+    bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "digest": self.digest,
+            "parent": self.parent,
+            "changes": [[change.path, change.kind, change.bytes] for change in self.changes],
+            "bytes": self.bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Snapshot":
+        changes = tuple(Change(path, kind, size) for path, kind, size in value["changes"])
+        return cls(value["id"], value["digest"], value["parent"], changes, value["bytes"])
+
+
+class Environment(Protocol):
+    """One live world. A single coroutine at a time may use it; any method may raise EnvironmentFailure."""
+
+    async def reset(self, task: Task) -> Observation: ...
+
+    async def step(self, action: str) -> Step: ...
+
+    async def snapshot(self) -> Snapshot:
+        """The state now; only between steps. The previous snapshot itself where nothing changed."""
+        ...
+
+    async def score(self) -> float: ...
+
+    async def close(self) -> None:
+        """Release everything. Can be called at any time, also twice and after a cancelled step."""
+        ...
+
+
+class EnvironmentFactory(Protocol):
+    async def start(self, task: Task) -> Environment:
+        """An environment at the task's beginning, ready to step."""
+        ...
+
+    async def resume(self, task: Task, snapshot: Snapshot) -> Environment:
+        """A new environment in the state of the snapshot; called several times, a fork."""
+        ...
+
+
+class EnvironmentSettings(Protocol):
+    """The `environment` group of the layer's config, by attribute."""
+
+    @property
+    def factory(self) -> str: ...
+    @property
+    def isolation(self) -> str: ...
+    @property
+    def step_timeout_s(self) -> float: ...
+    @property
+    def eval_timeout_s(self) -> float: ...
+    @property
+    def max_output_bytes(self) -> int: ...
+    @property
+    def done_command(self) -> str: ...
+    @property
+    def sandbox_root(self) -> Path | str | None: ...
+
+
+class SnapshotSettings(Protocol):
+    @property
+    def path(self) -> Path | str | None: ...
+
+
+class LayerSettings(Protocol):
+    """What a factory is made from: the layer's config, or anything with these attributes."""
+
+    @property
+    def run_dir(self) -> Path | str | None: ...
+    @property
+    def environment(self) -> EnvironmentSettings: ...
+    @property
+    def snapshots(self) -> SnapshotSettings: ...
+
+
+def load_factory(config: LayerSettings) -> EnvironmentFactory:
+    """The factory that `environment.factory` names as "module:Class", called with the config.
+
+    Raises ValueError, naming the setting, where the name has another form or leads to nothing callable.
+    """
+    name = config.environment.factory
+    module_name, separator, attribute = name.partition(":")
+    if not (separator and module_name and attribute):
+        raise ValueError(f"environment.factory={name!r} is not of the form 'package.module:Class'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
+            raise ValueError(
+                f"environment.factory={name!r}: no module {error.name!r}; install it or put it on PYTHONPATH"
+            ) from error
+        raise
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ValueError(f"environment.factory={name!r}: {module_name!r} has no class {attribute!r}")
+    return cast(EnvironmentFactory, factory(config))
