@@ -1,0 +1,70 @@
+"""``--custom-generate-function-path midstream.hooks.slime.generate.generate``"""
+
+import functools
+import re
+from argparse import Namespace
+from typing import Any
+
+from midstream.buffers.policies import resume_policy
+from midstream.conf.schema import LayerConfig
+from midstream.hooks.slime.host import host_of
+from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
+from midstream.hooks.slime.settings import engine_of, environments_of, layer_of
+from midstream.hooks.turns import Play, TurnRules
+
+
+async def generate(args: Namespace, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+    """Play one rollout in its environment, from where it stands, until it ends or the host aborts.
+
+    ``sampling_params["max_new_tokens"]`` is the budget of the whole response, over all resumes.
+    Returns ``sample`` itself: COMPLETED or TRUNCATED with a reward where the environment gives one,
+    ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed.
+    """
+    layer = layer_of(args)
+    state = host_of(sample).generate_state(args)
+    task = task_of(sample)
+    rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
+    await Play(
+        rollout=rollout,
+        task=task,
+        engine=engine_of(args),
+        environments=environments_of(args),
+        tokenizer=state.tokenizer,
+        sampling_params=sampling_params,
+        max_response_tokens=_budget(args, sampling_params, len(rollout.prompt_tokens)),
+        rules=_rules(layer),
+        sink=SampleSink(args, sample, state.tokenizer),
+        # An evaluation is not part of the batch that a host completes by aborting.
+        aborted=(lambda: False) if evaluation else (lambda: state.aborted),
+        routing_key=_routing_key(args, sample),
+        keeps_environment=resume_policy(layer.resume_policy).keeps_environment,
+    ).run()
+    store(sample, rollout)
+    return sample
+
+
+@functools.cache
+def _pattern(pattern: str | None) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(pattern, re.DOTALL)
+
+
+def _rules(layer: LayerConfig) -> TurnRules:
+    return TurnRules(
+        max_turns=layer.turns.max_turns,
+        max_tokens_per_turn=layer.turns.max_tokens_per_turn,
+        observation_template=layer.turns.observation_template,
+        action_pattern=_pattern(layer.turns.action_pattern),
+        abort_grace_s=layer.turns.abort_grace_s,
+        max_attempts=layer.max_attempts,
+    )
+
+
+def _budget(args: Namespace, sampling_params: dict[str, Any], prompt_tokens: int) -> int:
+    budget = int(sampling_params["max_new_tokens"])
+    context = getattr(args, "rollout_max_context_len", None)
+    return budget if context is None else min(budget, int(context) - prompt_tokens)
+
+
+def _routing_key(args: Namespace, sample: Any) -> str | None:
+    policy = getattr(args, "router_policy", None) or getattr(args, "sglang_router_policy", None)
+    return sample.session_id if policy == "consistent_hashing" else None

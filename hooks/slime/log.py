@@ -1,0 +1,45 @@
+"""``--custom-rollout-log-function-path midstream.hooks.slime.log.log_rollout``"""
+
+from argparse import Namespace
+from collections import Counter
+from typing import Any
+
+from midstream.hooks.credit.lags import token_lags, trajectory_lag
+from midstream.hooks.slime.sample import recorded_rollout, samples_of
+from midstream.hooks.slime.settings import engine_of
+
+
+def log_rollout(
+    rollout_id: int, args: Namespace, samples: list[Any], extra_metrics: dict[str, Any] | None, rollout_time: float
+) -> bool:
+    """Add staleness to the metrics that the host is about to log; returns False so that it does.
+
+    Lags are counted from the version that the engine served last: the policy that trains on the batch.
+    """
+    if extra_metrics is not None:
+        version = engine_of(args).version or 0
+        extra_metrics.update(staleness_metrics(samples, version))
+    return False
+
+
+def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
+    """Lags of a batch in policy versions, and how often its rollouts were resumed. Zeros included."""
+    rollouts = [rollout for sample in samples_of(samples) if (rollout := recorded_rollout(sample)) is not None]
+    trajectory = Counter(trajectory_lag(rollout, version) for rollout in rollouts)
+    tokens: Counter[int] = Counter()
+    for rollout in rollouts:
+        tokens += token_lags(rollout, version)
+    return {
+        "staleness/trajectory_mean": _mean(trajectory),
+        "staleness/trajectory_max": float(max(trajectory, default=0)),
+        "staleness/token_mean": _mean(tokens),
+        "staleness/token_max": float(max(tokens, default=0)),
+        "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
+        "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
+        "env/failed_rollouts": float(sum(sample.remove_sample for sample in samples_of(samples))),
+    }
+
+
+def _mean(counts: Counter[int]) -> float:
+    total = counts.total()
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0

@@ -1,0 +1,164 @@
+"""Between a host's ``Sample`` and our record of the rollout.
+
+Tokens, log-probs and masks live in the sample's own fields, where the host needs them; the rest of the
+record lies in ``sample.metadata["midstream"]``. Both survive the host's buffer, pickling and dumps.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+from midstream.buffers.rollout import PartialRollout, RecordError, Status
+from midstream.envs.protocol import Task
+from midstream.hooks.engine import Generation
+from midstream.hooks.turns import Tokenizer
+
+RECORD_KEY = "midstream"
+# Fields of the record that the sample holds under its own names.
+_IN_SAMPLE = ("prompt_tokens", "tokens", "log_probs", "loss_mask", "status", "reward")
+
+# A host's group: samples of one prompt, or lists of samples where a rollout was split into several.
+Group = list[Any]
+
+
+def task_of(sample: Any) -> Task:
+    """The task that a sample asks for, without the record that midstream keeps in its metadata."""
+    metadata = {key: value for key, value in sample.metadata.items() if key != RECORD_KEY}
+    metadata.pop("start_rollout_id", None)
+    return Task(prompt=_prompt_text(sample.prompt), label=sample.label, metadata=metadata)
+
+
+def samples_of(group: Group) -> Iterator[Any]:
+    """The samples of a group, those of a rollout that was split into several included."""
+    for member in group:
+        if isinstance(member, list):
+            yield from samples_of(member)
+        else:
+            yield member
+
+
+def recorded_rollout(sample: Any) -> PartialRollout | None:
+    """Return the rollout that ``sample`` carries, None where it has not begun.
+
+    Raises:
+        RecordError: the sample has response tokens that no record explains, or they disagree with it.
+    """
+    record = (sample.metadata or {}).get(RECORD_KEY)
+    if record is None:
+        if sample.response_length:
+            raise RecordError(
+                f"sample {sample.index} has {sample.response_length} response tokens but no midstream record: "
+                "all generation of a job must go through midstream's generate"
+            )
+        return None
+    split = len(sample.tokens) - sample.response_length
+    return PartialRollout.from_json(
+        {
+            **record,
+            "prompt_tokens": sample.tokens[:split],
+            "tokens": sample.tokens[split:],
+            "log_probs": sample.rollout_log_probs or [],
+            "loss_mask": sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length,
+            "status": sample.status.value,
+            "reward": sample.reward,
+        }
+    )
+
+
+def begin_rollout(sample: Any, task: Task, tokenizer: Tokenizer) -> PartialRollout:
+    """Return a rollout at its start, and put the prompt's tokens where the host expects them."""
+    if not sample.tokens:
+        sample.tokens = tokenizer.encode(task.prompt, add_special_tokens=False)
+    return PartialRollout(task.key, str(sample.group_index), prompt_tokens=list(sample.tokens))
+
+
+def store(sample: Any, rollout: PartialRollout) -> None:
+    """Write the record, status and reward of ``rollout`` into ``sample``; its tokens are there already.
+
+    A rollout that failed for reasons of infrastructure is taken out of the loss; the 0 it carries only
+    satisfies hosts that ask every sample for a number.
+    """
+    rollout.check()
+    if sample.tokens != rollout.prompt_tokens + rollout.tokens:
+        raise RecordError(f"sample {sample.index}: its tokens differ from the record's")
+    record = rollout.to_json()
+    for name in _IN_SAMPLE:
+        del record[name]
+    sample.metadata[RECORD_KEY] = record
+    sample.status = type(sample).Status(rollout.status.value)
+    sample.reward = rollout.reward
+    if rollout.status is Status.FAILED:
+        sample.remove_sample = True
+        sample.reward = 0.0
+
+
+def rewrite(sample: Any, rollout: PartialRollout, response: str) -> None:
+    """Make the sample's arrays those of a rollout that has lost tokens at its end."""
+    length = len(rollout.tokens)
+    sample.tokens = rollout.prompt_tokens + rollout.tokens
+    sample.response = response
+    sample.response_length = length
+    sample.loss_mask = list(rollout.loss_mask) if length else None
+    sample.rollout_log_probs = list(rollout.log_probs) if length else None
+    if getattr(sample, "rollout_top_p_token_offsets", None) is not None:
+        offsets = sample.rollout_top_p_token_offsets[: length + 1]
+        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_ids[: int(offsets[-1])] if length else None
+        sample.rollout_top_p_token_offsets = offsets if length else None
+    if sample.rollout_routed_experts is not None:
+        sample.rollout_routed_experts = sample.rollout_routed_experts[: len(sample.tokens) - 1] if length else None
+    if not length:
+        sample.weight_versions = []
+
+
+class SampleSink:
+    """Appends tokens to a host's sample the way that host does it."""
+
+    def __init__(self, args: Namespace, sample: Any, tokenizer: Tokenizer) -> None:
+        self._args = args
+        self._sample = sample
+        self._tokenizer = tokenizer
+
+    def append_action(self, generation: Generation) -> None:
+        """Append model tokens with what the engine said about them."""
+        # A request that was aborted in the queue has no completion to account for.
+        meta_info = generation.meta_info if "finish_reason" in generation.meta_info else None
+        if hasattr(self._sample, "append_response_tokens"):
+            self._sample.append_response_tokens(
+                self._args,
+                tokens=generation.tokens,
+                log_probs=generation.log_probs,
+                trainable=True,
+                meta_info=meta_info,
+                text=generation.text,
+            )
+            return
+        self._extend(generation.tokens, generation.log_probs, generation.text, mask=1)
+        if meta_info is not None:
+            self._sample.update_from_meta_info(self._args, meta_info)
+
+    def append_observation(self, tokens: list[int], text: str) -> None:
+        """Append environment tokens, which no loss may touch."""
+        if hasattr(self._sample, "append_response_tokens"):
+            self._sample.append_response_tokens(self._args, tokens=tokens, trainable=False, text=text)
+        else:
+            self._extend(tokens, [0.0] * len(tokens), text, mask=0)
+
+    def rewrite(self, rollout: PartialRollout) -> None:
+        """Cut the sample back to ``rollout``."""
+        rewrite(self._sample, rollout, self._tokenizer.decode(rollout.tokens, skip_special_tokens=False))
+
+    def _extend(self, tokens: list[int], log_probs: list[float], text: str, *, mask: int) -> None:
+        sample = self._sample
+        sample.loss_mask = (sample.loss_mask or []) + [mask] * len(tokens)
+        sample.rollout_log_probs = (sample.rollout_log_probs or []) + log_probs
+        sample.tokens = sample.tokens + tokens
+        sample.response_length += len(tokens)
+        sample.response += text
+
+
+def _prompt_text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    raise TypeError(
+        f"the prompt is a {type(prompt).__name__}; midstream needs text: pass --apply-chat-template, or plain prompts"
+    )

@@ -1,0 +1,42 @@
+"""What a job's ``args`` say about midstream, and the parts that are made from it once per process."""
+
+import functools
+import json
+from argparse import Namespace
+
+from midstream.conf.compose import layer_config
+from midstream.conf.schema import LayerConfig
+from midstream.envs.protocol import EnvironmentFactory, load_factory
+from midstream.hooks.engine import Engine
+
+
+def layer_of(args: Namespace) -> LayerConfig:
+    """The checked settings of this job: ``midstream:`` in the file of ``--custom-config-path``."""
+    return _layer(json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str))
+
+
+def engine_of(args: Namespace) -> Engine:
+    """The client of this job's router; one per process."""
+    engine = layer_of(args).engine
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    return _engine(url, engine.retry_s, engine.request_timeout_s)
+
+
+def environments_of(args: Namespace) -> EnvironmentFactory:
+    """The environments of this job; one factory per process."""
+    return _environments(json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str))
+
+
+@functools.cache
+def _layer(settings: str) -> LayerConfig:
+    return layer_config(json.loads(settings))
+
+
+@functools.cache
+def _engine(url: str, retry_s: float, request_timeout_s: float) -> Engine:
+    return Engine(url, retry_s, request_timeout_s)
+
+
+@functools.cache
+def _environments(settings: str) -> EnvironmentFactory:
+    return load_factory(_layer(settings))

@@ -1,0 +1,258 @@
+"""One rollout, turn by turn, on any environment and for any framework.
+
+``play`` goes on from wherever the rollout stands: at its start, at a turn's boundary, inside an action
+whose tokens were cut off, or before a step that was cancelled. It leaves the rollout in a state from
+which it can go on again, and never leaves an environment open.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from midstream.buffers.rollout import PartialRollout, Phase, Status
+from midstream.envs.protocol import Environment, EnvironmentFactory, EnvironmentFailure, Step, Task
+from midstream.hooks.engine import Engine, Generation
+
+# How often a wait on the environment looks whether the host has called the batch complete. Hosts offer
+# a flag, not an event.
+_ABORT_POLL_S = 0.05
+
+Result = TypeVar("Result")
+
+
+class Tokenizer(Protocol):
+    """The two calls that a rollout needs of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+
+class TokenSink(Protocol):
+    """Where tokens go besides the rollout's own record: the host's sample."""
+
+    def append_action(self, generation: Generation) -> None: ...
+
+    def append_observation(self, tokens: list[int], text: str) -> None: ...
+
+    def rewrite(self, rollout: PartialRollout) -> None:
+        """Make the host's sample equal to a rollout that has lost tokens."""
+
+
+@dataclass(frozen=True)
+class TurnRules:
+    """The shape of a turn.
+
+    ``observation_template`` wraps an environment's answer into what the model reads next;
+    ``action_pattern`` finds the action in what the model wrote (its one group; all of it where None).
+    """
+
+    max_turns: int = 12
+    max_tokens_per_turn: int | None = None
+    observation_template: str = "{observation}"
+    action_pattern: re.Pattern[str] | None = None
+    abort_grace_s: float = 1.0
+    max_attempts: int = 3
+
+    def action(self, text: str) -> str:
+        """Return the action in a model's text, empty where the pattern finds none."""
+        if self.action_pattern is None:
+            return text.strip()
+        found = self.action_pattern.search(text)
+        return found.group(1).strip() if found else ""
+
+
+class _Cut(Exception):
+    """The host called the batch complete while the environment was at work."""
+
+
+@dataclass
+class Play:
+    """The parts that one rollout needs, and the loop over its turns.
+
+    ``max_response_tokens`` bounds the whole response, tokens of the environment included, over all
+    resumes. ``keeps_environment`` False lets a resumed transcript go on in an environment that starts
+    anew (the ``naive`` policy).
+    """
+
+    rollout: PartialRollout
+    task: Task
+    engine: Engine
+    environments: EnvironmentFactory
+    tokenizer: Tokenizer
+    sampling_params: Mapping[str, Any]
+    max_response_tokens: int
+    rules: TurnRules
+    sink: TokenSink
+    aborted: Callable[[], bool] = lambda: False
+    routing_key: str | None = None
+    keeps_environment: bool = True
+    _environment: Environment | None = field(default=None, init=False)
+    _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
+
+    async def run(self) -> None:
+        """Play until the rollout is finished or the host aborts.
+
+        Afterwards ``rollout.status`` says which. An environment that fails is replaced by one from the
+        last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward.
+        """
+        rollout = self.rollout
+        try:
+            while not rollout.status.finished:
+                try:
+                    await self._advance()
+                except _Cut:
+                    rollout.status = Status.ABORTED
+                    return
+                except EnvironmentFailure:
+                    rollout.attempts += 1
+                    if rollout.attempts >= self.rules.max_attempts:
+                        rollout.status = Status.FAILED
+                    await self._close()
+        finally:
+            await asyncio.shield(self._close())
+
+    async def _advance(self) -> None:
+        """Take the next step of the rollout, whichever it is."""
+        if self.aborted():
+            await self._settle_snapshot()
+            raise _Cut
+        environment = await self._open()
+        turn = self.rollout.open_turn
+        if turn is not None and turn.phase is Phase.ACTING:
+            await self._settle_snapshot()
+            await self._act(environment)
+        elif self._budget() <= 0 or (turn is None and len(self.rollout.turns) >= self.rules.max_turns):
+            await self._settle_snapshot()
+            await self._score(environment, Status.TRUNCATED)
+        else:
+            await self._generate()
+
+    async def _open(self) -> Environment:
+        if self._environment is not None:
+            return self._environment
+        rollout = self.rollout
+        if self.keeps_environment and rollout.snapshot is None and rollout.turns:
+            rollout.rewind_to_snapshot()
+            self.sink.rewrite(rollout)
+        if rollout.status is Status.ABORTED and rollout.turns:
+            rollout.resumes += 1
+        rollout.status = Status.PENDING
+        if self.keeps_environment and rollout.snapshot is not None:
+            snapshot = rollout.snapshots[rollout.snapshot]
+            self._environment = await self.environments.resume(self.task, snapshot)
+        else:
+            self._environment = await self.environments.start(self.task)
+            first = await self._environment.reset(self.task)
+            if not rollout.tokens and first.text:
+                self._observe(first.text, seconds=0.0)
+            self._snapshot_behind()
+        return self._environment
+
+    async def _generate(self) -> None:
+        """Generate the open turn's action, or the rest of it where it was cut off."""
+        rollout = self.rollout
+        if rollout.open_turn is None:
+            rollout.begin_turn()
+        room = self._room()
+        generation = await self.engine.generate(
+            rollout.prompt_tokens + rollout.tokens,
+            {**self.sampling_params, "max_new_tokens": room},
+            aborted=self.aborted,
+            routing_key=self.routing_key,
+        )
+        rollout.append_action(generation.tokens, generation.log_probs, generation.spans)
+        self.sink.append_action(generation)
+        if generation.finish == "abort":
+            await self._settle_snapshot()
+            raise _Cut
+        if generation.finish == "stop" or self._budget() > 0:
+            rollout.finish_action()
+
+    async def _act(self, environment: Environment) -> None:
+        """Execute the complete action; score where it ends the episode."""
+        rollout = self.rollout
+        turn = rollout.turns[-1]
+        text = self.tokenizer.decode(rollout.tokens[turn.start : turn.action_end], skip_special_tokens=True)
+        started = asyncio.get_running_loop().time()
+        step, reward = await self._within_grace(self._step(environment, self.rules.action(text)))
+        seconds = asyncio.get_running_loop().time() - started
+        if step.done:
+            rollout.append_observation([], seconds=seconds)
+            rollout.reward = reward
+            rollout.status = Status.COMPLETED
+            return
+        self._observe(step.observation, seconds)
+        self._snapshot_behind()
+
+    async def _step(self, environment: Environment, action: str) -> tuple[Step, float | None]:
+        # The last step and its score are one unit: cut off in between, both run again on resume.
+        step = await environment.step(action)
+        if not step.done:
+            return step, None
+        return step, step.reward if step.reward is not None else await environment.score()
+
+    async def _score(self, environment: Environment, status: Status) -> None:
+        self.rollout.reward = await self._within_grace(environment.score())
+        self.rollout.status = status
+
+    def _observe(self, observation: str, seconds: float) -> None:
+        text = self.rules.observation_template.format(observation=observation)
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)[: max(self._budget(), 0)]
+        self.rollout.append_observation(tokens, seconds=seconds)
+        self.sink.append_observation(tokens, text)
+
+    def _budget(self) -> int:
+        """Tokens that the whole response may still get."""
+        return self.max_response_tokens - len(self.rollout.tokens)
+
+    def _room(self) -> int:
+        """Tokens that the open turn's action may still get, at least one."""
+        if self.rules.max_tokens_per_turn is None:
+            return self._budget()
+        turn = self.rollout.turns[-1]
+        return max(1, min(self._budget(), self.rules.max_tokens_per_turn - (turn.action_end - turn.start)))
+
+    async def _within_grace(self, work: Awaitable[Result]) -> Result:
+        """Await the environment; once the host has aborted, for at most ``abort_grace_s`` more."""
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        cut_at: float | None = None
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=_ABORT_POLL_S)
+                if done:
+                    return task.result()
+                if cut_at is None and self.aborted():
+                    cut_at = loop.time() + self.rules.abort_grace_s
+                if cut_at is not None and loop.time() >= cut_at:
+                    raise _Cut
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _snapshot_behind(self) -> None:
+        """Snapshot the environment while the engine generates the next action."""
+        self._snapshotting = asyncio.create_task(self._snapshot())
+
+    async def _snapshot(self) -> None:
+        assert self._environment is not None
+        snapshot = await self._environment.snapshot()
+        self.rollout.enter(snapshot)
+
+    async def _settle_snapshot(self) -> None:
+        if self._snapshotting is not None:
+            snapshotting, self._snapshotting = self._snapshotting, None
+            await snapshotting
+
+    async def _close(self) -> None:
+        if self._snapshotting is not None:
+            self._snapshotting.cancel()
+            await asyncio.gather(self._snapshotting, return_exceptions=True)
+            self._snapshotting = None
+        if self._environment is not None:
+            environment, self._environment = self._environment, None
+            await environment.close()

@@ -1,0 +1,273 @@
+"""One rollout through cuts, failures and bounds: what is in the record, and what was done to the world."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from midstream.buffers.rollout import PartialRollout, Phase, Status
+from midstream.envs.protocol import Task
+from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
+from midstream.hooks.turns import Play, TurnRules
+from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
+
+PROMPT = [IDS["7"]]
+
+
+class Mirror:
+    """A sink that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def append_action(self, generation: Generation) -> None:
+        self.tokens += generation.tokens
+
+    def append_observation(self, tokens: list[int], text: str) -> None:
+        self.tokens += tokens
+
+    def rewrite(self, rollout: PartialRollout) -> None:
+        self.tokens = list(rollout.tokens)
+
+
+@dataclass
+class Scene:
+    """A rollout, its engine and its environments, played once or several times."""
+
+    answers: list[tuple[str, str]]
+    environments: NumberEnvironments = field(default_factory=NumberEnvironments)
+    rules: TurnRules = field(default_factory=lambda: TurnRules(observation_template="obs {observation}", max_turns=8))
+    budget: int = 100
+    keeps_environment: bool = True
+    retry_s: float = 5.0
+    rollout: PartialRollout = field(default_factory=lambda: PartialRollout("p", "g", prompt_tokens=list(PROMPT)))
+    sink: Mirror = field(default_factory=Mirror)
+    aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self.engine = ScriptedEngine(self.answers)
+
+    def play(self, **changes: Any) -> PartialRollout:
+        """Play until the end or the abort, and check what holds after every play."""
+
+        async def run() -> None:
+            async with self.engine.serving() as url:
+                await self.run(url, **changes)
+
+        asyncio.run(run())
+        return self.rollout
+
+    async def run(self, url: str, **changes: Any) -> None:
+        client = Engine(url, retry_s=self.retry_s)
+        try:
+            await self.parts(client, **changes).run()
+        finally:
+            await client.close()
+            assert self.environments.live == 0, "an environment stayed open"
+            self.rollout.check()
+            assert self.sink.tokens == self.rollout.tokens
+
+    def parts(self, client: Engine, **changes: Any) -> Play:
+        return Play(
+            rollout=self.rollout,
+            task=Task(prompt="7", label=None, metadata={}),
+            engine=client,
+            environments=self.environments,
+            tokenizer=WordTokenizer(),
+            sampling_params={"temperature": 1.0, "max_new_tokens": self.budget},
+            max_response_tokens=self.budget,
+            rules=self.rules,
+            sink=self.sink,
+            aborted=lambda: self.aborted,
+            keeps_environment=self.keeps_environment,
+            **changes,
+        )
+
+    def text(self) -> str:
+        return WordTokenizer().decode(self.rollout.tokens, skip_special_tokens=False)
+
+
+def test_a_rollout_that_nobody_cuts_off() -> None:
+    scene = Scene([("add <end>", "stop"), ("add <end>", "stop"), ("done <end>", "stop")])
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs 1 add <end> obs 2 done <end>"
+    assert rollout.loss_mask == [1, 1, 0, 0, 1, 1, 0, 0, 1, 1]
+    assert (rollout.status, rollout.reward) == (Status.COMPLETED, 2.0)
+    assert [turn.snapshot_before for turn in rollout.turns] == ["0", "1", "2"]
+    assert scene.environments.executed == ["add", "add", "done"]
+    assert scene.engine.requests[1]["input_ids"] == PROMPT + rollout.tokens[:4]
+
+
+def test_an_abort_inside_an_action_keeps_its_tokens_and_the_environment() -> None:
+    scene = Scene([("add <end>", "stop"), ("add", "abort"), ("<end>", "stop"), ("done <end>", "stop")])
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 2)
+    rollout = scene.play()
+    assert rollout.status is Status.ABORTED
+    assert rollout.turns[-1].phase is Phase.GENERATING
+    assert rollout.snapshot == "1"
+
+    scene.aborted, scene.engine.version = False, 4
+    scene.engine.on_request = lambda number: None
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs 1 add <end> obs 2 done <end>"
+    assert (rollout.reward, rollout.resumes) == (2.0, 1)
+    assert [(span.version, span.start, span.end) for span in rollout.spans] == [
+        (0, 0, 2), (0, 4, 5), (4, 5, 6), (4, 8, 10)
+    ]  # fmt: skip
+    assert scene.environments.resumed_from == ["1"]
+    assert scene.engine.requests[2]["sampling_params"]["max_new_tokens"] == scene.budget - 5
+
+
+def test_an_abort_inside_a_step_runs_the_step_again_on_the_state_before_it() -> None:
+    scene = Scene(
+        [("add <end>", "stop"), ("slow <end>", "stop"), ("done <end>", "stop")],
+        environments=NumberEnvironments(slow_s=30.0),
+        rules=TurnRules(observation_template="obs {observation}", abort_grace_s=0.1),
+    )
+
+    async def cut_off_the_slow_step() -> None:
+        async with scene.engine.serving() as url:
+            playing = asyncio.create_task(scene.run(url))
+            while len(scene.engine.requests) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            scene.aborted = True
+            await asyncio.wait_for(playing, timeout=5)
+
+    asyncio.run(cut_off_the_slow_step())
+    assert scene.rollout.status is Status.ABORTED
+    assert scene.rollout.turns[-1].phase is Phase.ACTING
+    assert scene.environments.executed == ["add"]
+
+    scene.aborted, scene.environments.slow_s = False, 0.0
+    rollout = scene.play()
+    assert scene.environments.resumed_from == ["1"]
+    assert scene.environments.executed == ["add", "slow", "done"]
+    assert (scene.text(), rollout.reward) == ("add <end> obs 1 slow <end> obs 2 done <end>", 2.0)
+
+
+def test_a_step_that_ends_within_the_grace_is_kept() -> None:
+    scene = Scene(
+        [("slow <end>", "stop"), ("done <end>", "stop")],
+        environments=NumberEnvironments(slow_s=0.3),
+        rules=TurnRules(observation_template="obs {observation}", abort_grace_s=10),
+    )
+    scene.engine.on_request = lambda number: asyncio.get_running_loop().call_later(
+        0.1, setattr, scene, "aborted", True
+    )
+    scene.play()
+    assert scene.rollout.status is Status.ABORTED
+    assert scene.text() == "slow <end> obs 1"
+    assert scene.rollout.snapshot == "1"
+
+
+def test_the_budget_holds_over_resumes_and_ends_the_rollout() -> None:
+    scene = Scene([("add <end>", "stop"), ("add", "abort"), ("1 2", "length")], budget=7)
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 2)
+    scene.play()
+    scene.aborted, scene.engine.on_request = False, lambda number: None
+    rollout = scene.play()
+    assert len(rollout.tokens) == scene.budget
+    assert scene.engine.requests[-1]["sampling_params"]["max_new_tokens"] == 2
+    assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 1.0)
+    assert scene.environments.executed == ["add"], "an action that the budget cut short was executed"
+
+
+def test_an_observation_never_exceeds_the_budget() -> None:
+    scene = Scene([("add <end>", "stop")], budget=3)
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs"
+    assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 1.0)
+
+
+def test_the_last_turn_is_scored() -> None:
+    scene = Scene([("add <end>", "stop")] * 2, rules=TurnRules(observation_template="obs {observation}", max_turns=2))
+    rollout = scene.play()
+    assert (rollout.status, rollout.reward, len(rollout.turns)) == (Status.TRUNCATED, 2.0, 2)
+
+
+def test_a_turn_that_fills_its_own_bound_is_executed() -> None:
+    rules = TurnRules(observation_template="obs {observation}", max_tokens_per_turn=1)
+    scene = Scene([("add", "length"), ("done", "length")], rules=rules)
+    rollout = scene.play()
+    assert [request["sampling_params"]["max_new_tokens"] for request in scene.engine.requests] == [1, 1]
+    assert (scene.text(), rollout.reward) == ("add obs 1 done", 1.0)
+
+
+@pytest.mark.parametrize("failing", ["failing_steps", "failing_starts"])
+def test_an_environment_that_fails_is_replaced(failing: str) -> None:
+    scene = Scene([("add <end>", "stop"), ("add <end>", "stop"), ("done <end>", "stop")])
+    setattr(scene.environments, failing, 2)
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs 1 add <end> obs 2 done <end>"
+    assert (rollout.status, rollout.reward, rollout.attempts, rollout.resumes) == (Status.COMPLETED, 2.0, 2, 0)
+
+
+def test_a_snapshot_that_fails_takes_the_transcript_back_to_the_last_state() -> None:
+    scene = Scene([("add <end>", "stop"), ("add <end>", "stop"), ("add <end>", "stop"), ("done <end>", "stop")])
+
+    def break_the_next_snapshot(number: int) -> None:
+        scene.environments.failing_snapshots = int(number == 1)
+
+    scene.engine.on_request = break_the_next_snapshot
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs 1 done <end>"
+    assert rollout.reward == 1.0
+    assert rollout.discarded_tokens == 4
+    assert scene.environments.resumed_from == ["0"]
+
+
+def test_failures_without_end_are_no_reward() -> None:
+    scene = Scene([("break <end>", "stop")])
+    rollout = scene.play()
+    assert (rollout.status, rollout.reward, rollout.attempts) == (Status.FAILED, None, 3)
+
+
+def test_naive_resumes_the_transcript_in_a_world_that_began_anew() -> None:
+    scene = Scene([("add <end>", "stop"), ("add", "abort"), ("<end>", "stop"), ("done <end>", "stop")])
+    scene.keeps_environment = False
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 2)
+    scene.play()
+    scene.aborted, scene.engine.on_request = False, lambda number: None
+    rollout = scene.play()
+    assert scene.text() == "add <end> obs 1 add <end> obs 1 done <end>"
+    assert rollout.reward == 1.0
+    assert scene.environments.starts == 2
+
+
+def test_a_cancelled_rollout_leaves_no_environment_open() -> None:
+    scene = Scene([("slow <end>", "stop")], environments=NumberEnvironments(slow_s=30.0))
+
+    async def cancel() -> None:
+        async with scene.engine.serving() as url:
+            playing = asyncio.create_task(scene.run(url))
+            await asyncio.sleep(0.3)
+            assert scene.environments.live == 1
+            playing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await playing
+
+    asyncio.run(cancel())
+    assert scene.environments.live == 0
+
+
+def test_an_engine_that_is_away_for_a_while_costs_only_time() -> None:
+    scene = Scene([("add <end>", "stop"), ("done <end>", "stop")])
+    scene.engine.statuses = [503, 200, 500]
+    rollout = scene.play()
+    assert (scene.text(), rollout.reward) == ("add <end> obs 1 done <end>", 1.0)
+
+
+def test_an_engine_that_stays_away_is_named() -> None:
+    scene = Scene([], retry_s=0.5)
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:9 within 0\.5 s"):
+        asyncio.run(scene.run("http://127.0.0.1:9"))
+
+
+def test_a_request_that_the_engine_refuses_is_not_repeated() -> None:
+    scene = Scene([])
+    scene.engine.statuses = [400]
+    with pytest.raises(EngineRejected, match="answered 400: not now"):
+        scene.play()
+    assert len(scene.engine.requests) == 1
