@@ -123,7 +123,9 @@ class Environment(Protocol):
         """The state now; only between steps. The previous snapshot itself where nothing changed."""
         ...
 
-    async def score(self) -> float: ...
+    async def score(self) -> float | None:
+        """The reward of the state that the agent left; None where the host has to find it."""
+        ...
 
     async def close(self) -> None:
         """Release everything. Can be called at any time, also twice and after a cancelled step."""

@@ -10,7 +10,7 @@ import inspect
 import logging
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +126,12 @@ async def generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -
 
 
 async def _generate_group(args: Namespace, group: Group) -> Group:
-    return list(await asyncio.gather(*(_generate_and_reward(args, sample) for sample in group)))
+    members = [asyncio.create_task(_generate_and_reward(args, sample)) for sample in group]
+    try:
+        return list(await asyncio.gather(*members))
+    except BaseException:
+        await _cancel(members)
+        raise
 
 
 async def _generate_and_reward(args: Namespace, sample: Sample) -> Sample:
@@ -197,10 +202,10 @@ async def _abort(args: Namespace, rollout_id: int, pending: set[asyncio.Task[Gro
     return groups
 
 
-async def _cancel(pending: set[asyncio.Task[Group]]) -> None:
-    for task in pending:
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _index(group: Group) -> int:
