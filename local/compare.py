@@ -2,8 +2,9 @@
 
 import json
 import os
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.warm_start import warm_start
 
 RESULT_FILE = "compare.json"
-REPORT_FILE = "report.html"
 
 
 def compare(runs: Mapping[str, JobConfig], *, progress: Progress, command: Sequence[str] = ()) -> dict[str, Any]:
@@ -45,22 +45,23 @@ def compare(runs: Mapping[str, JobConfig], *, progress: Progress, command: Seque
     tasks = _tasks(shared, run_dir)
     for config in runs.values():
         write_resolved(config, _strategy_dir(config) / "config.yaml")
-    fresh = run_dir / "fresh"
-    if not fresh.exists():
-        build_hf_checkpoint(fresh, shared.model)
-    server = EngineServer(shared.server, model_path=fresh, log_path=run_dir / "server.log")
-    try:
-        server.launch(weight_version=0)
-        progress.note(f"starting the SGLang server (log: {server.log_path})")
-        checkpoint = warm_start(shared.model, shared.warm_start, progress=lambda *_: None)
-        server.wait_healthy()
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        for config in runs.values():
-            _run(config, server, checkpoint, tasks, tokenizer, progress, command)
-    finally:
-        server.stop()
-        progress.close()
-        result = _write_result(run_dir, runs)
+    with tempfile.TemporaryDirectory(prefix="midstream-fresh-") as scratch:
+        fresh = build_hf_checkpoint(Path(scratch) / "checkpoint", shared.model)
+        server = EngineServer(
+            shared.server, model_path=fresh, log_path=run_dir / "server.log", random_seed=shared.seed
+        )
+        try:
+            progress.note(f"starting the SGLang server (log: {server.log_path})")
+            server.launch(weight_version=0)
+            checkpoint = warm_start(shared.model, shared.warm_start, progress=_told(progress))
+            server.wait_healthy()
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            for config in runs.values():
+                _run(config, server, checkpoint, tasks, tokenizer, progress, command)
+        finally:
+            server.stop()
+            progress.close()
+            result = _publish(run_dir, runs)
     return result
 
 
@@ -103,18 +104,36 @@ def _tasks(config: JobConfig, run_dir: Path) -> Path:
     path = config.tasks.path
     if path is None:
         path = run_dir / "tasks.jsonl"
-        write_tasks(path, config.tasks)
+        write_tasks(path, config.tasks.count, seed=config.tasks.seed, difficulty=config.tasks.difficulty)
     load_tasks(path)
     return path
 
 
-def _write_result(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
+def _told(progress: Progress) -> Callable[[int, int, float], None]:
+    """The warm start's steps as notes: its first, and how it ended."""
+
+    def tell(done: int, steps: int, loss: float) -> None:
+        if done == 1:
+            progress.note(f"warm start: {steps} supervised steps; kept for later runs")
+        elif done == steps:
+            progress.note(f"warm start: done, {loss:.3f} nats a token")
+
+    return tell
+
+
+def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
+    """Write report and result from what was recorded; nothing where nothing was."""
     recorded = [_strategy_dir(config) for config in runs.values() if (_strategy_dir(config) / EVENTS_FOLDER).exists()]
-    report = write_report(run_dir, run_dir / REPORT_FILE)
+    if not recorded:
+        return {"report": None, "runs": []}
+    report = write_report(run_dir)
     result = {"report": str(report), "runs": [summarise(read_run(folder)) for folder in recorded]}
     temporary = run_dir / f".{RESULT_FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(run_dir / RESULT_FILE)
+    try:
+        temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+        temporary.replace(run_dir / RESULT_FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
     return result
 
 

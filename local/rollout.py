@@ -16,7 +16,6 @@ from typing import Any
 
 import aiohttp
 
-from midstream.hooks.slime.host import Host, register
 from midstream.local.sample import Sample
 
 _logger = logging.getLogger(__name__)
@@ -40,20 +39,6 @@ class GenerateState:
     tokenizer: Any
     concurrency: asyncio.Semaphore
     aborted: bool = False
-
-
-class LocalHost(Host):
-    """The local job as the hooks see it. It may run several strategies in one process, so its state
-    hangs on ``args`` instead of being a singleton."""
-
-    def generate_state(self, args: Namespace) -> GenerateState:
-        state: GenerateState = args.generate_state
-        return state
-
-
-register(
-    LocalHost("midstream.local", state="rollout", samples="sample", prompts="prompts", filters="rollout"),
-)
 
 
 @dataclass

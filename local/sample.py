@@ -5,6 +5,19 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, Self
 
+from midstream.hooks.slime.host import Host, register
+
+
+class LocalHost(Host):
+    """The local job as the hooks see it. It runs several strategies in one process, so its state hangs
+    on ``args`` instead of being a singleton."""
+
+    def generate_state(self, args: Namespace) -> Any:
+        return args.generate_state
+
+
+register(LocalHost("midstream.local", state="rollout", samples="sample", prompts="prompts", filters="rollout"))
+
 
 @dataclass
 class Sample:
