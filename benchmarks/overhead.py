@@ -31,7 +31,9 @@ TOP_RATIO = 1.03
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="a minute's version: fewer and smaller rounds")
     parser.add_argument("--rounds", type=int, default=None, help="pairs of rounds (default 12, quick 4)")

@@ -31,7 +31,9 @@ def publish(targets: list[dict[str, Any]], rows: list[dict[str, Any]], *, as_jso
     """Print the result: one JSON object, or lines for people."""
     if as_json:
         command = shlex.join(["python", *sys.argv])
-        print(json.dumps({"machine": describe_machine(), "command": command, "targets": targets, "rows": rows}))
+        print(
+            json.dumps({"machine": describe_machine(), "command": command, "targets": targets, "rows": rows})
+        )
         return
     for entry in targets:
         verdict = "met" if entry["met"] else "NOT met"

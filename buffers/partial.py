@@ -46,7 +46,7 @@ class PartialBuffer(Generic[Group]):
         taken = {id(group) for group in chosen}
         if len(chosen) > count or taken & after or taken | after != before:
             raise ValueError(
-                f"the buffer filter was asked for {count} of {len(before)} groups, returned {len(chosen)} and left "
-                f"{len(after)}: it must return at most that many and remove exactly those from the buffer"
+                f"the buffer filter was asked for {count} of {len(before)} groups, returned {len(chosen)} "
+                f"and left {len(after)}: it must return at most that many and remove exactly those from the buffer"
             )
         return chosen

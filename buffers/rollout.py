@@ -108,7 +108,9 @@ class PartialRollout:
     def begin_turn(self) -> None:
         """Open a turn at the end of the response, in the current snapshot's state."""
         if self.open_turn is not None:
-            raise RecordError(f"turn {len(self.turns) - 1} is still {self.turns[-1].phase.value}: finish it first")
+            raise RecordError(
+                f"turn {len(self.turns) - 1} is still {self.turns[-1].phase.value}: finish it first"
+            )
         end = len(self.tokens)
         self.turns.append(Turn(end, end, end, snapshot_before=self.snapshot))
 
@@ -181,7 +183,12 @@ class PartialRollout:
         kept = [span for span in self.spans if span.start < turn.start]
         self.discarded_tokens += self.generated_tokens - sum(span.end - span.start for span in kept)
         self.spans = kept
-        del self.turns[known[-1] :], self.tokens[turn.start :], self.log_probs[turn.start :], self.loss_mask[turn.start :]
+        del (
+            self.turns[known[-1] :],
+            self.tokens[turn.start :],
+            self.log_probs[turn.start :],
+            self.loss_mask[turn.start :],
+        )
         self.snapshot = turn.snapshot_before
         self.reward = None
 
@@ -197,7 +204,9 @@ class PartialRollout:
         """Raise RecordError unless arrays, spans, turns and snapshots agree."""
         n = len(self.tokens)
         if len(self.log_probs) != n or len(self.loss_mask) != n:
-            raise RecordError(f"{n} tokens, {len(self.log_probs)} log-probs, {len(self.loss_mask)} mask entries")
+            raise RecordError(
+                f"{n} tokens, {len(self.log_probs)} log-probs, {len(self.loss_mask)} mask entries"
+            )
         model_made = [False] * n
         previous_end = 0
         for span in self.spans:
@@ -207,7 +216,9 @@ class PartialRollout:
             previous_end = span.end
         for position, (mask, made) in enumerate(zip(self.loss_mask, model_made, strict=True)):
             if mask and not made:
-                raise RecordError(f"response token {position} is trained but no span says which policy made it")
+                raise RecordError(
+                    f"response token {position} is trained but no span says which policy made it"
+                )
         self._check_turns(model_made)
 
     def _check_turns(self, model_made: list[bool]) -> None:
@@ -215,12 +226,18 @@ class PartialRollout:
         for index, turn in enumerate(self.turns):
             if not previous_end == turn.start <= turn.action_end <= turn.end <= len(self.tokens):
                 raise RecordError(f"turn {index} {turn} does not follow its predecessor's end {previous_end}")
-            if not all(model_made[turn.start : turn.action_end]) or any(model_made[turn.action_end : turn.end]):
+            if not all(model_made[turn.start : turn.action_end]) or any(
+                model_made[turn.action_end : turn.end]
+            ):
                 raise RecordError(f"turn {index}: its action and the policy spans differ")
-            if turn.phase is not Phase.OBSERVED and (index < len(self.turns) - 1 or turn.end != turn.action_end):
+            if turn.phase is not Phase.OBSERVED and (
+                index < len(self.turns) - 1 or turn.end != turn.action_end
+            ):
                 raise RecordError(f"turn {index} is {turn.phase.value} but tokens follow its action")
             if turn.snapshot_before is not None and turn.snapshot_before not in self.snapshots:
-                raise RecordError(f"turn {index} refers to snapshot {turn.snapshot_before}, which is not recorded")
+                raise RecordError(
+                    f"turn {index} refers to snapshot {turn.snapshot_before}, which is not recorded"
+                )
             previous_end = turn.end
         if self.turns and previous_end != len(self.tokens):
             raise RecordError(f"{len(self.tokens) - previous_end} response tokens lie behind the last turn")
@@ -251,7 +268,9 @@ class PartialRollout:
         """Rebuild a rollout; raises RecordError if the value's parts contradict each other."""
         unknown = value.keys() - {f.name for f in dataclasses.fields(cls)}
         if unknown:
-            raise RecordError(f"unknown fields {sorted(unknown)}: the record is of another version of midstream")
+            raise RecordError(
+                f"unknown fields {sorted(unknown)}: the record is of another version of midstream"
+            )
         rollout = cls(
             **{
                 **value,

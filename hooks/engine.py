@@ -128,7 +128,9 @@ class Engine:
         self.counters.requests += 1
         self.counters.in_flight += 1
         try:
-            async with self._open_session().post(f"{self.url}/generate", json=payload, headers=headers) as response:
+            async with self._open_session().post(
+                f"{self.url}/generate", json=payload, headers=headers
+            ) as response:
                 body = await response.read()
                 if response.status in _RETRIED_STATUSES:
                     raise aiohttp.ClientResponseError(
@@ -156,7 +158,9 @@ class Engine:
         self.counters.generated_tokens += len(generation.tokens)
         self.counters.prompt_tokens += generation.meta_info.get("prompt_tokens", 0)
         if generation.spans:
-            self.version = policy_version(generation.meta_info.get("weight_version", generation.spans[-1].version))
+            self.version = policy_version(
+                generation.meta_info.get("weight_version", generation.spans[-1].version)
+            )
 
 
 def policy_version(weight_version: Any) -> int:

@@ -6,7 +6,9 @@ from pathlib import Path
 from midstream.conf.schema import JobConfig
 
 
-def slime_args(config: JobConfig, *, engine_host: str, engine_port: int, checkpoint: Path, tasks: Path) -> Namespace:
+def slime_args(
+    config: JobConfig, *, engine_host: str, engine_port: int, checkpoint: Path, tasks: Path
+) -> Namespace:
     """Return ``args`` with slime's names for one strategy of the job.
 
     ``args.generate_state`` is left to the job that owns the event loop.

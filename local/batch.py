@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -34,14 +33,18 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> RolloutData:
     }
 
 
-def fresh_gap(rollouts: Sequence[PartialRollout], log_probs: Sequence[torch.Tensor], version: int) -> float | None:
+def fresh_gap(
+    rollouts: Sequence[PartialRollout], log_probs: Sequence[torch.Tensor], version: int
+) -> float | None:
     """Largest |trainer - engine| log-prob in nats over the tokens that ``version`` made.
 
     ``log_probs`` are the trainer's under the weights of ``version``, one tensor ``[response_len]`` per
     rollout. None where the batch has no fresh token.
     """
     gaps = [
-        (log_probs[i][span.start : span.end] - torch.tensor(rollout.log_probs[span.start : span.end])).abs().max()
+        (log_probs[i][span.start : span.end] - torch.tensor(rollout.log_probs[span.start : span.end]))
+        .abs()
+        .max()
         for i, rollout in enumerate(rollouts)
         for span in rollout.spans
         if span.version == version

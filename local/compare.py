@@ -28,7 +28,9 @@ from midstream.local.warm_start import warm_start
 RESULT_FILE = "compare.json"
 
 
-def compare(runs: Mapping[str, JobConfig], *, progress: Progress, command: Sequence[str] = ()) -> dict[str, Any]:
+def compare(
+    runs: Mapping[str, JobConfig], *, progress: Progress, command: Sequence[str] = ()
+) -> dict[str, Any]:
     """Train once per entry of ``runs`` and return the object that ``midstream compare --json`` prints.
 
     The entries differ only in what their strategy says; ``run_dir`` of the first is everybody's. The
@@ -75,7 +77,9 @@ def _run(
     command: Sequence[str],
 ) -> None:
     progress.strategy_started(config.strategy, config.steps)
-    args = slime_args(config, engine_host=server.host, engine_port=server.port, checkpoint=checkpoint, tasks=tasks)
+    args = slime_args(
+        config, engine_host=server.host, engine_port=server.port, checkpoint=checkpoint, tasks=tasks
+    )
     with EventWriter(_strategy_dir(config) / EVENTS_FOLDER) as events:
         events.write(
             "run",
@@ -123,7 +127,9 @@ def _told(progress: Progress) -> Callable[[int, int, float], None]:
 
 def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     """Write report and result from what was recorded; nothing where nothing was."""
-    recorded = [_strategy_dir(config) for config in runs.values() if (_strategy_dir(config) / EVENTS_FOLDER).exists()]
+    recorded = [
+        _strategy_dir(config) for config in runs.values() if (_strategy_dir(config) / EVENTS_FOLDER).exists()
+    ]
     if not recorded:
         return {"report": None, "runs": []}
     report = write_report(run_dir)

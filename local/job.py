@@ -131,7 +131,9 @@ class Run:
             occupancy.append((round(self._clock(), 3), self._engine.counters.in_flight))
             await asyncio.sleep(_OCCUPANCY_PERIOD_S)
 
-    def _log(self, step: int, samples: list[Sample], metrics: dict[str, Any], rollout_s: float) -> dict[str, Any]:
+    def _log(
+        self, step: int, samples: list[Sample], metrics: dict[str, Any], rollout_s: float
+    ) -> dict[str, Any]:
         path = self._args.custom_rollout_log_function_path
         if path is not None:
             load_function(path)(step, self._args, samples, metrics, rollout_s)
@@ -154,7 +156,9 @@ class Run:
                 f"the server died {self._restarts} times in this run, server.restart_limit is {limit}; "
                 f"its log: {self._server.log_path}"
             )
-        message = f"the server died; starting it again with policy version {version} ({self._restarts} of {limit})"
+        message = (
+            f"the server died; starting it again with policy version {version} ({self._restarts} of {limit})"
+        )
         self._events.write("alarm", t=self._clock(), message=message)
         self._progress.alarm(message)
         self._server.restart(self._weights, version)
@@ -170,7 +174,9 @@ class Run:
     ) -> None:
         samples = [sample for group in batch.samples for sample in group]
         rollouts = [recorded_rollout(sample) or PartialRollout("", "") for sample in samples]
-        trained = [rollout for sample, rollout in zip(samples, rollouts, strict=True) if not sample.remove_sample]
+        trained = [
+            rollout for sample, rollout in zip(samples, rollouts, strict=True) if not sample.remove_sample
+        ]
         fields = rollout_fields(trained, version=step) | group_fields(batch.samples)
         after = self._totals()
         generated = after.generated_tokens - before.generated_tokens
@@ -195,7 +201,9 @@ class Run:
         )
         step_s = times["push_end"] - times["rollout_start"]
         rollout_s = times["rollout_end"] - times["rollout_start"]
-        self._progress.step_finished(self._config.strategy, step, reward_mean, generated / step_s, rollout_s / step_s)
+        self._progress.step_finished(
+            self._config.strategy, step, reward_mean, generated / step_s, rollout_s / step_s
+        )
 
     def _totals(self) -> _Totals:
         waiting = self._data_source.waiting() if hasattr(self._data_source, "waiting") else []

@@ -175,7 +175,10 @@ async def _abort(args: Namespace, rollout_id: int, pending: set[asyncio.Task[Gro
     args.generate_state.aborted = True
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/abort_request"
     try:
-        async with aiohttp.ClientSession() as session, session.post(url, json={"abort_all": True}) as response:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json={"abort_all": True}) as response,
+        ):
             response.raise_for_status()
     except (aiohttp.ClientError, OSError) as error:
         # Calls to a dead server end by themselves, and the job restarts it.

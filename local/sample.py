@@ -10,13 +10,16 @@ from midstream.hooks.slime.host import Host, register
 
 class LocalHost(Host):
     """The local job as the hooks see it. It runs several strategies in one process, so its state hangs
-    on ``args`` instead of being a singleton."""
+    on ``args`` instead of being a singleton.
+    """
 
     def generate_state(self, args: Namespace) -> Any:
         return args.generate_state
 
 
-register(LocalHost("midstream.local", state="rollout", samples="sample", prompts="prompts", filters="rollout"))
+register(
+    LocalHost("midstream.local", state="rollout", samples="sample", prompts="prompts", filters="rollout")
+)
 
 
 @dataclass

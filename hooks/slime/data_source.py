@@ -118,7 +118,11 @@ class DataSource:
 
     def _keep(self, group: Group) -> bool:
         """Apply the policy to each member; whether the group waits."""
-        begun = [(sample, rollout) for sample in samples_of(group) if (rollout := recorded_rollout(sample)) is not None]
+        begun = [
+            (sample, rollout)
+            for sample in samples_of(group)
+            if (rollout := recorded_rollout(sample)) is not None
+        ]
         decisions = [self._policy.decide(rollout) for _, rollout in begun]
         if Decision.DROP in decisions or self._policy.unfinished is Decision.DROP:
             self.counters.dropped += len(group)

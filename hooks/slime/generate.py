@@ -13,7 +13,9 @@ from midstream.hooks.slime.settings import engine_of, environments_of, layer_of
 from midstream.hooks.turns import Play, TurnRules
 
 
-async def generate(args: Namespace, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+async def generate(
+    args: Namespace, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Any:
     """Play one rollout in its environment, from where it stands, until it ends or the host aborts.
 
     ``sampling_params["max_new_tokens"]`` is the budget of the whole response, over all resumes.

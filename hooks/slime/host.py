@@ -51,13 +51,13 @@ def host_of(sample: Any) -> Host:
             if cls.__module__ == package or cls.__module__.startswith(package + "."):
                 return host
     raise LookupError(
-        f"{type(sample).__module__}.{type(sample).__qualname__} is not a sample of {', '.join(sorted(_hosts))}: "
-        "these hooks run inside a slime job"
+        f"{type(sample).__module__}.{type(sample).__qualname__} is not a sample of "
+        f"{', '.join(sorted(_hosts))}: these hooks run inside a slime job"
     )
 
 
 def running_host(args: Namespace) -> Host:
-    """Return the host of this process: the one whose rollout function runs, else the one that is loaded.
+    """Return the host of this process: that of the rollout function, else the one that is loaded.
 
     Raises:
         LookupError: no host is loaded, or several and the rollout function belongs to none of them.

@@ -10,7 +10,11 @@ from midstream.hooks.slime.settings import engine_of
 
 
 def log_rollout(
-    rollout_id: int, args: Namespace, samples: list[Any], extra_metrics: dict[str, Any] | None, rollout_time: float
+    rollout_id: int,
+    args: Namespace,
+    samples: list[Any],
+    extra_metrics: dict[str, Any] | None,
+    rollout_time: float,
 ) -> bool:
     """Add staleness to the metrics that the host is about to log; returns False so that it does.
 
@@ -24,7 +28,9 @@ def log_rollout(
 
 def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
     """Lags of a batch in policy versions, and how often its rollouts were resumed. Zeros included."""
-    rollouts = [rollout for sample in samples_of(samples) if (rollout := recorded_rollout(sample)) is not None]
+    rollouts = [
+        rollout for sample in samples_of(samples) if (rollout := recorded_rollout(sample)) is not None
+    ]
     trajectory = Counter(trajectory_lag(rollout, version) for rollout in rollouts)
     tokens: Counter[int] = Counter()
     for rollout in rollouts:

@@ -12,8 +12,8 @@ _EPSILON = 1e-6
 def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list[float]]:
     """Subtract each group's mean, and divide by its deviation if ``args.grpo_std_normalization``.
 
-    The formula is slime's own (deviation with n - 1). Groups are the real ones, by ``group_index``: a batch may hold groups of several sizes. A sample
-    that is out of the loss enters no mean and gets 0.
+    The formula is slime's own (deviation with n - 1). Groups are the real ones, by ``group_index``: a
+    batch may hold groups of several sizes. A sample that is out of the loss enters no mean and gets 0.
 
     Returns:
         ``(raw_rewards, rewards)``, each of length ``len(samples)``.

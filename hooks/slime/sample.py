@@ -47,8 +47,8 @@ def recorded_rollout(sample: Any) -> PartialRollout | None:
     if record is None:
         if sample.response_length:
             raise RecordError(
-                f"sample {sample.index} has {sample.response_length} response tokens but no midstream record: "
-                "all generation of a job must go through midstream's generate"
+                f"sample {sample.index} has {sample.response_length} response tokens but no midstream "
+                "record: all generation of a job must go through midstream's generate"
             )
         return None
     split = len(sample.tokens) - sample.response_length
@@ -102,10 +102,14 @@ def rewrite(sample: Any, rollout: PartialRollout, response: str) -> None:
     sample.rollout_log_probs = list(rollout.log_probs) if length else None
     if getattr(sample, "rollout_top_p_token_offsets", None) is not None:
         offsets = sample.rollout_top_p_token_offsets[: length + 1]
-        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_ids[: int(offsets[-1])] if length else None
+        sample.rollout_top_p_token_ids = (
+            sample.rollout_top_p_token_ids[: int(offsets[-1])] if length else None
+        )
         sample.rollout_top_p_token_offsets = offsets if length else None
     if sample.rollout_routed_experts is not None:
-        sample.rollout_routed_experts = sample.rollout_routed_experts[: len(sample.tokens) - 1] if length else None
+        sample.rollout_routed_experts = (
+            sample.rollout_routed_experts[: len(sample.tokens) - 1] if length else None
+        )
     if not length:
         sample.weight_versions = []
 
@@ -160,5 +164,6 @@ def _prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     raise TypeError(
-        f"the prompt is a {type(prompt).__name__}; midstream needs text: pass --apply-chat-template, or plain prompts"
+        f"the prompt is a {type(prompt).__name__}; midstream needs text: pass --apply-chat-template, "
+        "or plain prompts"
     )

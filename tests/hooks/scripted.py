@@ -50,7 +50,9 @@ class ScriptedEngine:
             "finish_reason": {"type": finish},
             "output_token_logprobs": [[-0.5, token, None] for token in tokens],
             "weight_version": str(self.version),
-            "weight_versions": [{"version": str(self.version), "start": 0, "end": len(tokens)}] if tokens else [],
+            "weight_versions": [{"version": str(self.version), "start": 0, "end": len(tokens)}]
+            if tokens
+            else [],
             "prompt_tokens": len(self.requests[-1]["input_ids"]),
         }
         return web.json_response({"text": words, "output_ids": tokens, "meta_info": meta_info})

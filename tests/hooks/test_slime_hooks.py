@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hooks.scripted import WordTokenizer
 
 from midstream.buffers.rollout import PartialRollout, RecordError, Span, Status
 from midstream.envs.protocol import Snapshot, Task
@@ -18,7 +19,6 @@ from midstream.hooks.slime.log import staleness_metrics
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
-from tests.hooks.scripted import WordTokenizer
 
 TASKS = 6
 
@@ -48,7 +48,9 @@ def play(sample: Sample, status: Status = Status.ABORTED, reward: float | None =
     sink = SampleSink(Namespace(), sample, tokenizer)
     rollout.enter(Snapshot(id="s0", digest="d0"))
     rollout.begin_turn()
-    made = Generation([1, 0], [-0.5, -0.25], "add <end>", "stop", (Span(3, 0, 2),), {"finish_reason": {"type": "stop"}})
+    made = Generation(
+        [1, 0], [-0.5, -0.25], "add <end>", "stop", (Span(3, 0, 2),), {"finish_reason": {"type": "stop"}}
+    )
     rollout.append_action(made.tokens, made.log_probs, made.spans)
     sink.append_action(made)
     rollout.finish_action()
@@ -225,7 +227,9 @@ def test_rewards_are_normalised_in_their_real_groups() -> None:
     assert rewards == [-0.5, 0.5, 0.5, 0.5, -0.5, -0.5, 0.0]
     _, scaled = post_process(Namespace(grpo_std_normalization=True), samples)
     # Deviation with n - 1: sqrt(0.5) for two, sqrt(1/3) for four.
-    assert scaled == pytest.approx([-(0.5**0.5), 0.5**0.5, *[0.75**0.5] * 2, *[-(0.75**0.5)] * 2, 0.0], abs=1e-5)
+    assert scaled == pytest.approx(
+        [-(0.5**0.5), 0.5**0.5, *[0.75**0.5] * 2, *[-(0.75**0.5)] * 2, 0.0], abs=1e-5
+    )
 
 
 def test_a_group_of_one_has_no_advantage() -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
 from midstream.hooks.turns import Play, TurnRules
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 PROMPT = [IDS["7"]]
 
@@ -37,11 +37,15 @@ class Scene:
 
     answers: list[tuple[str, str]]
     environments: NumberEnvironments = field(default_factory=NumberEnvironments)
-    rules: TurnRules = field(default_factory=lambda: TurnRules(observation_template="obs {observation}", max_turns=8))
+    rules: TurnRules = field(
+        default_factory=lambda: TurnRules(observation_template="obs {observation}", max_turns=8)
+    )
     budget: int = 100
     keeps_environment: bool = True
     retry_s: float = 5.0
-    rollout: PartialRollout = field(default_factory=lambda: PartialRollout("p", "g", prompt_tokens=list(PROMPT)))
+    rollout: PartialRollout = field(
+        default_factory=lambda: PartialRollout("p", "g", prompt_tokens=list(PROMPT))
+    )
     sink: Mirror = field(default_factory=Mirror)
     aborted: bool = False
 
@@ -182,7 +186,9 @@ def test_an_observation_never_exceeds_the_budget() -> None:
 
 
 def test_the_last_turn_is_scored() -> None:
-    scene = Scene([("add <end>", "stop")] * 2, rules=TurnRules(observation_template="obs {observation}", max_turns=2))
+    scene = Scene(
+        [("add <end>", "stop")] * 2, rules=TurnRules(observation_template="obs {observation}", max_turns=2)
+    )
     rollout = scene.play()
     assert (rollout.status, rollout.reward, len(rollout.turns)) == (Status.TRUNCATED, 2.0, 2)
 
@@ -201,11 +207,18 @@ def test_an_environment_that_fails_is_replaced(failing: str) -> None:
     setattr(scene.environments, failing, 2)
     rollout = scene.play()
     assert scene.text() == "add <end> obs 1 add <end> obs 2 done <end>"
-    assert (rollout.status, rollout.reward, rollout.attempts, rollout.resumes) == (Status.COMPLETED, 2.0, 2, 0)
+    assert (rollout.status, rollout.reward, rollout.attempts, rollout.resumes) == (
+        Status.COMPLETED,
+        2.0,
+        2,
+        0,
+    )
 
 
 def test_a_snapshot_that_fails_takes_the_transcript_back_to_the_last_state() -> None:
-    scene = Scene([("add <end>", "stop"), ("add <end>", "stop"), ("add <end>", "stop"), ("done <end>", "stop")])
+    scene = Scene(
+        [("add <end>", "stop"), ("add <end>", "stop"), ("add <end>", "stop"), ("done <end>", "stop")]
+    )
 
     def break_the_next_snapshot(number: int) -> None:
         scene.environments.failing_snapshots = int(number == 1)
