@@ -1,0 +1,128 @@
+"""What goes wrong: a clear message, a code that is not zero, and nothing left running."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.local import running
+
+
+def first_step(run_dir: Path, strategy: str) -> bool:
+    return any(event["kind"] == "step" for event in running.events(run_dir, strategy))
+
+
+def engine_pid(process: subprocess.Popen[str]) -> int:
+    return next(pid for pid, line in running.descendants(process.pid).items() if "engine.launch" in line)
+
+
+def test_a_server_that_dies_is_restarted_and_no_rollout_is_lost(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with running.started(run_dir, "--json", "--steps", "3", "--strategies", "continue") as process:
+        running.wait_until(lambda: first_step(run_dir, "continue"))
+        running.os.kill(engine_pid(process), signal.SIGKILL)
+        output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert "the server died; starting it again with policy version" in errors
+    [run] = json.loads(output)["runs"]
+    assert (run["steps"], run["trained_rollouts"], run["restores_bad"]) == (3, 48, 0)
+    recorded = running.events(run_dir, "continue")
+    assert any(event["kind"] == "alarm" for event in recorded)
+    assert max(event["logprob_gap_fresh"] or 0 for event in recorded if event["kind"] == "step") <= 1e-4
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_leaves_the_record_and_nothing_running(tmp_path: Path, interrupts: int) -> None:
+    run_dir = tmp_path / "run"
+    with running.started(run_dir, "--steps", "50", "--strategies", "continue") as process:
+        running.wait_until(lambda: first_step(run_dir, "continue"))
+        below = running.descendants(process.pid)
+        for _ in range(interrupts):
+            running.interrupt(process)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors
+        assert "interrupted" in errors and "Traceback" not in errors
+        assert running.wait_gone(below) == []
+    if interrupts == 1:
+        assert running.events(run_dir, "continue")[-1]["status"] == "interrupted"
+        assert json.loads((run_dir / "compare.json").read_text())["runs"][0]["status"] == "interrupted"
+        assert (run_dir / "report.html").is_file()
+
+
+def test_kill_9_leaves_no_process(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with running.started(run_dir, "--steps", "50", "--strategies", "continue") as process:
+        running.wait_until(lambda: first_step(run_dir, "continue"))
+        below = running.descendants(process.pid)
+        assert below
+        process.kill()
+        process.wait()
+        assert running.wait_gone(below) == []
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-Urm", "true"], check=False).returncode:
+        pytest.skip("needs unprivileged user namespaces, to mount a disk that is too small")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    inside = (
+        f"mount -t tmpfs -o size=400k tmpfs {disk} && "
+        f"{{ {subprocess.list2cmdline(running.command(disk / 'run', '--strategies', 'wait'))}; code=$?; "
+        f"find {disk} -name '.*' -type f >&2; exit $code; }}"
+    )
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", inside], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device" in done.stderr
+    assert str(disk) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith(f"{disk}/")], (
+        "half-written files"
+    )
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = running.run(tmp_path / "run", f"server.port={port}")
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr and "server.port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--tasks", "/nowhere/tasks.jsonl"], 1, ["/nowhere/tasks.jsonl"]),
+        (["--strategies", "continu"], 2, ["continu", "did you mean 'continue'"]),
+        (["trainer.lr=-1"], 2, ["trainer.lr", "-1"]),
+        (["rollout.rollout_batch_sise=4"], 2, ["rollout_batch_sise", "rollout_batch_size"]),
+    ],
+)
+def test_bad_input_is_named(tmp_path: Path, arguments: list[str], code: int, words: list[str]) -> None:
+    done = running.run(tmp_path / "run", *arguments, timeout_s=60)
+    assert done.returncode == code, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_broken_line_of_the_tasks_file_is_named(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    good = {
+        "prompt": "start f0 <act>",
+        "label": "",
+        "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"},
+    }
+    tasks.write_text(json.dumps(good) + "\n" + '{"prompt": "start f1\n')
+    done = running.run(tmp_path / "run", "--tasks", str(tasks), timeout_s=60)
+    assert done.returncode != 0
+    assert f"{tasks}:2" in done.stderr
+    assert not (tmp_path / "run").exists()
