@@ -27,7 +27,7 @@ PostprocessHook = Callable[[Namespace, int, RolloutData], None]
 
 # Padded tokens of one forward pass: large enough to fill a core, small enough to pad little, since the
 # sequences of a pass are neighbours in length.
-MICRO_BATCH_TOKENS = 2048
+MICRO_BATCH_TOKENS = 1024
 
 
 class TrainingDiverged(Exception):
