@@ -45,7 +45,12 @@ class CausalAttention(nn.Module):
 
 
 def init_single_rank() -> None:
-    """Set up gloo and Megatron's process groups for this process alone; opens no port, safe to repeat."""
+    """Set up gloo and Megatron's process groups for this process alone; opens no port, safe to repeat.
+
+    Torch gets one thread in this process. The models are too small to gain much from a second one, and where
+    another process wants the core, threads that wait for each other make a step several times slower.
+    """
+    torch.set_num_threads(1)
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
