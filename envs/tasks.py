@@ -1,8 +1,8 @@
 """Reads tasks from JSONL: one object a line with `prompt`, `label` and `metadata`.
 
-`metadata` has, all optional but `eval_cmd`: `files` (relative path to text), `pre_commands` (a list of shell
-commands), `eval_cmd` (a shell command that exits 0 on success) and `workdir` (relative to the sandbox's root).
-Other keys of `metadata` are kept as they are.
+`metadata` has, all optional but `eval_cmd`: `files` (relative path to text), `pre_commands` (a list of
+shell commands), `eval_cmd` (a shell command that exits 0 on success) and `workdir` (relative to the sandbox's
+root). Other keys of `metadata` are kept as they are.
 """
 
 import json
@@ -54,11 +54,12 @@ def parse_task(line: str | bytes) -> Task:
     prompt = _member(value, "prompt", str)
     label = _member(value, "label", str, type(None), default=None)
     metadata = _member(value, "metadata", dict)
-    _check_metadata(metadata)
+    check_metadata(metadata)
     return Task(prompt, label, metadata)
 
 
-def _check_metadata(metadata: dict[str, Any]) -> None:
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Raises TasksError where a workspace could not be set up or scored from this."""
     for name, text in _member(metadata, "metadata.files", dict, default={}).items():
         if not isinstance(text, str):
             raise TasksError(f"metadata.files[{name!r}] must be a string, found {_named(text)}")

@@ -203,7 +203,9 @@ class _Scan:
         """A descriptor of the very node that `info` describes, even where its mode keeps its owner out."""
         closed = self._closed_to_us(info.st_mode)
         try:
-            first = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC if closed else flags, dir_fd=directory)
+            first = os.open(
+                name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC if closed else flags, dir_fd=directory
+            )
         except OSError as error:
             raise _TreeMoved(f"{path!r} kept changing ({error.strerror})") from error
         try:
