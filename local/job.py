@@ -34,6 +34,7 @@ class _Totals:
     generated_tokens: int
     buffered_rollouts: int
     buffered_tokens: int
+    buffered_resumes: int
     restores_checked: int
     restores_bad: int
 
@@ -92,7 +93,6 @@ class Run:
         finally:
             self._runner.run(self._engine.close())
             self._runner.close()
-            self._environments.close()
             self._events.write("end", wall_s=self._clock(), status=status)
 
     def _step(self, step: int) -> None:
@@ -193,6 +193,10 @@ class Run:
             wasted_tokens=generated - fields["trained_tokens"] - still_waiting,
             buffered_rollouts=after.buffered_rollouts,
             buffered_tokens=after.buffered_tokens,
+            # Counted when they happen: a rollout may be resumed and cut off again before it is trained on.
+            resumes=sum(rollout.resumes for rollout in trained)
+            + after.buffered_resumes
+            - before.buffered_resumes,
             restores_checked=after.restores_checked - before.restores_checked,
             restores_bad=after.restores_bad - before.restores_bad,
             logprob_gap_fresh=fresh_gap(rollouts, data["log_probs"], step),
@@ -212,6 +216,7 @@ class Run:
             generated_tokens=self._engine.counters.generated_tokens,
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
+            buffered_resumes=sum(rollout.resumes for rollout in waiting),
             restores_checked=environments.restores_checked,
             restores_bad=environments.restores_bad,
         )

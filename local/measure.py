@@ -17,7 +17,6 @@ def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str
     return {
         "trained_rollouts": len(rollouts),
         "trained_tokens": sum(rollout.generated_tokens for rollout in rollouts),
-        "resumes": sum(rollout.resumes for rollout in rollouts),
         "response_tokens": [rollout.generated_tokens for rollout in rollouts],
         "turns": [len(rollout.turns) for rollout in rollouts],
         "lag_trajectory": [trajectory_lag(rollout, version) for rollout in rollouts],

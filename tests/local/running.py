@@ -15,9 +15,8 @@ _GONE_WITHIN_S = 20.0
 
 
 def command(run_dir: Path, *arguments: str) -> list[str]:
-    return [
-        sys.executable, "-m", "midstream.cli.main", "compare", "job=smoke", "--run-dir", str(run_dir), *arguments
-    ]  # fmt: skip
+    program = [sys.executable, "-m", "midstream.cli.main", "compare", "job=smoke"]
+    return [*program, "--run-dir", str(run_dir), *arguments]
 
 
 def run(run_dir: Path, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
