@@ -129,8 +129,9 @@ def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:
     """Read the user's tasks now: a broken line should be known before anything is started."""
     from midstream.envs.tasks import load_tasks
 
-    for path in {config.tasks.path for config in configs.values()} - {None}:
-        load_tasks(path)
+    for path in {config.tasks.path for config in configs.values()}:
+        if path is not None:
+            load_tasks(path)
 
 
 def _resolved(configs: "Mapping[str, JobConfig]", as_json: bool) -> str:

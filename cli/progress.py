@@ -23,7 +23,7 @@ def progress_on_stderr() -> Progress:
 
 
 class LiveProgress:
-    """A bar per strategy with step, reward, tokens per second and the share of the step that the trainer waited."""
+    """A bar per strategy: step, reward, tokens per second, share of the step in which the trainer waited."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -44,9 +44,14 @@ class LiveProgress:
 
     def strategy_started(self, name: str, steps: int) -> None:
         self._bars.start()
-        unknown = {"reward": words.MISSING, "tokens_per_s": words.MISSING, "waiting": words.MISSING, "course": ""}
-        style = STYLES.get(name, "cyan")
-        self._tasks[name] = self._bars.add_task(f"[bold {style}]{name:<8}[/]", total=steps, **unknown)
+        self._tasks[name] = self._bars.add_task(
+            f"[bold {STYLES.get(name, 'cyan')}]{name:<8}[/]",
+            total=steps,
+            reward=words.MISSING,
+            tokens_per_s=words.MISSING,
+            waiting=words.MISSING,
+            course="",
+        )
         self._rewards[name] = []
 
     def step_finished(
@@ -75,7 +80,7 @@ class LiveProgress:
         self._console.print(message, style="dim", markup=False)
 
     def strategy_finished(self, name: str, run: Mapping[str, Any]) -> None:
-        """The bar stays as the last step left it, with its clock stopped; the reward becomes the last fifth's."""
+        """The bar stays, its clock stopped, with the reward of the last fifth and the whole run's waiting."""
         task = self._tasks[name]
         self._bars.update(
             task,

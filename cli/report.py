@@ -10,7 +10,7 @@ from midstream.cli.settings import FINE, debug_option
 
 @click.command(short_help="Build report.html of a run directory again from its events.")
 @click.argument("run_dir", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, as `compare --json` does.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as `compare --json` does.")
 @debug_option
 def report(run_dir: Path, as_json: bool) -> int:
     """Build RUN_DIR/report.html again from RUN_DIR/<strategy>/events, also of a run that is still going on or

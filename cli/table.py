@@ -46,14 +46,16 @@ def _coloured_cell(cell: Cell, with_ratios: bool) -> Text:
 
 
 def _plain(names: Sequence[str], rows: Sequence[Row]) -> str:
-    lines = [["", *names]]
-    for row in rows:
-        cells = [f"{cell.text} ({cell.ratio})" if cell.ratio else cell.text for cell in row.cells]
-        lines.append([row.label, *(f"* {text}" if c.best else text for text, c in zip(cells, row.cells, strict=True))])
+    lines = [["", *names], *([row.label, *map(_plain_cell, row.cells)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [
-        line[0].ljust(widths[0]) + "".join(f"  {cell.rjust(w)}" for cell, w in zip(line[1:], widths[1:], strict=True))
-        for line in lines
-    ]
     note = "* best" + (f"; in brackets: ratio to {REFERENCE}" if REFERENCE in names else "")
-    return "\n".join([*aligned, note])
+    return "\n".join([*(_aligned(line, widths) for line in lines), note])
+
+
+def _plain_cell(cell: Cell) -> str:
+    return ("* " if cell.best else "") + cell.text + (f" ({cell.ratio})" if cell.ratio else "")
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    label, *cells = line
+    return "  ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])

@@ -8,8 +8,8 @@ Kinds of events (times in seconds since the run's start unless named `_unix`):
 
 - `run`: strategy, seed, start_unix, rollout_batch_size, n_samples_per_prompt, machine, command
 - `step`: step, version, rollout_start, rollout_end, train_start, train_end, push_end, reward_mean, counts of
-  this step (trained, generated, wasted, resumes, restores), what is buffered after it, and per trained rollout
-  response_tokens, turns and lag_trajectory
+  this step (trained, generated, wasted, resumes, restores), what is buffered after it, and for each trained
+  rollout response_tokens, turns and lag_trajectory
 - `alarm`: t, message
 - `end`: wall_s, status (`ok`, `interrupted` or `failed`)
 """
@@ -78,7 +78,7 @@ class EventWriter:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """The events of one run of one strategy, sorted out by kind; `end` is None while it runs or after a kill."""
+    """The events of one run of one strategy, by kind; `end` is None while it runs and after a kill."""
 
     run: Event
     steps: Sequence[Event] = ()
@@ -108,7 +108,9 @@ def read_file(path: Path) -> Iterator[Event]:
                     f"{path}:{number}: not JSON ({error}); remove this line to read the rest"
                 ) from None
             if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
-                raise EventsError(f"{path}:{number}: not an event (an object with a 'kind'); remove this line")
+                raise EventsError(
+                    f"{path}:{number}: not an event (no object with a 'kind'); remove this line"
+                )
             yield event
 
 

@@ -22,7 +22,7 @@ def summarise(events: RunEvents) -> dict[str, Any]:
     - generated_tokens: model tokens that the engine made
     - wasted_tokens: generated tokens that never reached a loss in this run: dropped, restarted, or still
       buffered at the end; wasted_fraction is their share of generated_tokens
-    - buffered_tokens: the part of wasted_tokens that is still buffered at the end, and might yet be trained on
+    - buffered_tokens: the part of wasted_tokens still buffered at the end, which might yet be trained on
     - trainer_wait_fraction: see `trainer_wait_fraction`
     - reward_first, reward_last: means of the steps' mean rewards over the first and the last fifth of the
       steps (at least one step)

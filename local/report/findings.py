@@ -10,9 +10,11 @@ from midstream.local.summary import number
 
 Run = Mapping[str, Any]
 
+HOW_IT_ENDED = {"interrupted": "was interrupted", "failed": "failed", "unfinished": "has recorded no end"}
+
 
 def findings(runs: Sequence[Run]) -> list[str]:
-    """Sentences over the `runs` entries of `compare.json`; a sentence whose numbers are missing is left out."""
+    """Sentences over the `runs` entries of `compare.json`; one whose numbers are missing is left out."""
     sentences = (_pace(runs), _reward(runs), _waste(runs), _restores(runs))
     return [sentence for sentence in sentences if sentence]
 
@@ -22,8 +24,10 @@ def warnings(events: Sequence[RunEvents], runs: Sequence[Run]) -> list[str]:
     found = []
     for run in runs:
         if run["status"] != "ok":
-            what = "has no end in its events" if run["status"] == "unfinished" else f"was {run['status']}"
-            found.append(f"{run['strategy']} {what} after {run['steps']} steps: its numbers cover only those.")
+            what = HOW_IT_ENDED.get(run["status"], run["status"])
+            found.append(
+                f"{run['strategy']} {what} after {run['steps']} steps: its numbers cover only those."
+            )
         if run["restores_bad"]:
             found.append(
                 f"{run['strategy']}: {words.count(run['restores_bad'])} of "
@@ -33,7 +37,9 @@ def warnings(events: Sequence[RunEvents], runs: Sequence[Run]) -> list[str]:
     if len(steps) > 1:
         found.append("The runs differ in length, so times and totals cannot be compared directly.")
     for run_events in events:
-        found += [f"{run_events.strategy}, {_at(alarm)}: {alarm.get('message', '')}" for alarm in run_events.alarms]
+        found += [
+            f"{run_events.strategy}, {_at(alarm)}: {alarm.get('message', '')}" for alarm in run_events.alarms
+        ]
     return found
 
 
@@ -89,7 +95,9 @@ def _restores(runs: Sequence[Run]) -> str:
     if not checked:
         return ""
     bad = sum(run["restores_bad"] for run in runs)
-    verdict = "all were equal to their snapshot" if not bad else f"{words.count(bad)} differed from their snapshot"
+    verdict = (
+        "all were equal to their snapshot" if not bad else f"{words.count(bad)} differed from their snapshot"
+    )
     return f"Environments restored and checked by content: {words.count(checked)}; {verdict}."
 
 

@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from midstream.local.events import EVENTS_FOLDER, EventsError, RunEvents, read_run
 from midstream.local.report import findings, palette, table, words
-from midstream.local.report.plots import length, reward, tokens
 from midstream.local.report.plots import lag as lags
+from midstream.local.report.plots import length, reward, tokens
 from midstream.local.report.plots import timeline as timelines
 from midstream.local.report.plots.figure import Plot
 from midstream.local.summary import summarise
@@ -25,7 +25,7 @@ CONFIG_NAME = "config.yaml"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the page shows: one run per strategy, and its resolved config where that was written."""
+    """All that the page shows: one run per strategy, and its resolved config where that was written."""
 
     runs: tuple[RunEvents, ...]
     configs: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Comparison:
 
 
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
-    """(Re)build the page from the events under `<run_dir>/<strategy>/events`; it is there whole or not at all.
+    """(Re)build the page from the events under `<run_dir>/<strategy>/events`; it is there whole or not.
 
     `target` is `<run_dir>/report.html` where it is not given.
     Raises EventsError where the directory holds no events, or damaged ones.
@@ -58,7 +58,7 @@ def read_comparison(run_dir: Path) -> Comparison:
         raise EventsError(f"{run_dir} is not a directory; pass the run directory of a comparison")
     folders = [folder.parent for folder in run_dir.glob(f"*/{EVENTS_FOLDER}") if any(folder.glob("*.jsonl"))]
     if not folders:
-        raise EventsError(f"{run_dir} holds no events; expected files like {run_dir}/<strategy>/events/*.jsonl")
+        raise EventsError(f"{run_dir} holds no events; expected {run_dir}/<strategy>/events/*.jsonl")
     order = list(palette.STRATEGIES)
     folders.sort(key=lambda f: (order.index(f.name) if f.name in order else len(order), f.name))
     configs = {folder.name: folder / CONFIG_NAME for folder in folders}
@@ -138,9 +138,8 @@ def _processor(machine: dict[str, Any]) -> str:
 
 
 def _system(machine: dict[str, Any]) -> str:
-    return ", ".join(
-        part for part in (machine.get("system"), machine.get("python") and f"Python {machine['python']}") if part
-    )
+    python = machine.get("python")
+    return ", ".join(part for part in (machine.get("system"), f"Python {python}" if python else None) if part)
 
 
 def _versions(machine: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def marks(strategies: Iterable[str]) -> dict[str, Mark]:
 
 
 def themed(svg: str) -> str:
-    """The SVG with every colour of ours replaced by its CSS variable (the light value where there is none)."""
+    """The SVG with our colours as CSS variables, which fall back to the light values."""
     for colour in EVERY_COLOUR:
         svg = svg.replace(colour.light, f"var(--{colour.variable}, {colour.light})")
     return svg

@@ -13,7 +13,7 @@ REFERENCE = "discard"
 
 @dataclass(frozen=True)
 class Measure:
-    """One row: where its number comes from, how it is written, and which direction is better (None: neither)."""
+    """One row: where its number comes from, how it is written, which direction is better (None: neither)."""
 
     label: str
     value: Callable[[Mapping[str, Any]], float | None]
@@ -80,11 +80,11 @@ def _row(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> Row:
     cells = []
     for run, value in zip(runs, values, strict=True):
         text = measure.text(value)
-        show_ratio = measure.has_ratio and run.get("strategy") != REFERENCE and reference and value is not None
+        compared = measure.has_ratio and run.get("strategy") != REFERENCE
         cells.append(
             Cell(
                 text=text,
-                ratio=words.ratio(value / reference) if show_ratio else "",
+                ratio=words.ratio(value / reference) if compared and reference and value is not None else "",
                 best=text == best and _complete(run, runs),
             )
         )

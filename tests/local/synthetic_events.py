@@ -32,7 +32,9 @@ class Rollout:
         return min(self.tokens, int(self.tokens * self.done_s / self.seconds))
 
 
-def write_run(run_dir: Path, strategy: str, *, steps: int = 24, seed: int = 0, end: str | None = "ok") -> None:
+def write_run(
+    run_dir: Path, strategy: str, *, steps: int = 24, seed: int = 0, end: str | None = "ok"
+) -> None:
     """One strategy's run; `end` is the status it records, None for a run that was killed."""
     rng = random.Random(f"{strategy}-{seed}")
     clock, version, skill = 0.4, 0, 0.22

@@ -6,7 +6,7 @@ leave its letters too small to read.
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from midstream.local.report.palette import GRID, INK, MUTED, SURFACE, themed
 PX_PER_INCH = 72
 HALF_PX, FULL_PX, NARROW_PX = 500, 960, 350
 ROW_GAP_PX = 10
-STYLE: Mapping[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 11,
@@ -140,7 +140,7 @@ def _svg(name: str, paint: Paint, narrow: bool, width_px: float, height_px: floa
 
 
 def _inline(document: str, name: str) -> str:
-    """The `<svg>` element alone, without fixed size, with ids that stay unique among all drawings of a page."""
+    """The `<svg>` element alone, without a fixed size, with ids that are unique on a page of many."""
     svg = document[document.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\b(?:d|x|y|transform)="[^"]*"', _short_numbers, svg)

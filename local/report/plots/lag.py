@@ -81,14 +81,19 @@ def lag_plot(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | None:
         rows[-1].set_xlabel("lag, policy versions")
         handles, names = rows[0].get_legend_handles_labels()
         figure.legend(
-            handles, names, loc="outside upper left", ncols=3 if narrow else 5, handlelength=1, columnspacing=1.2
+            handles,
+            names,
+            loc="outside upper left",
+            ncols=3 if narrow else 5,
+            handlelength=1,
+            columnspacing=1.2,
         )
 
     return drawn(
         "lag",
         "How old the training data was",
         paint,
-        reading="Share of the trained rollouts and tokens by lag: the version trained minus the version that wrote them.",
+        reading="Share of trained rollouts and tokens by lag: version trained minus version that wrote them.",
         finding=_finding(*list(by_level.values())),
         height_px=380,
         narrow_height_px=400,

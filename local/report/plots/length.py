@@ -60,7 +60,7 @@ def length_plot(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | Non
     edges = _bin_edges([value for found in lengths.values() for value in found])
     reference = float(np.mean(lengths[UNBIASED])) if UNBIASED in lengths else None
 
-    def paint(figure: Figure, narrow: bool) -> None:
+    def paint(figure: Figure, _: bool) -> None:
         rows = stacked_axes(figure, len(lengths), sharey=True)
         for axes, (strategy, found) in zip(rows, lengths.items(), strict=True):
             colour, own_mean = marks[strategy].colour, float(np.mean(found))
@@ -88,7 +88,7 @@ def length_plot(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | Non
         "length",
         "Which lengths were trained on",
         paint,
-        reading=f"Share of trained rollouts by length; solid line: mean{dashed}. Left of it is a bias to short ones.",
+        reading=f"Share of trained rollouts by length; solid line: mean{dashed}. Left of it: shorter ones.",
         finding=_finding(lengths),
         height_px=45 + 84 * len(lengths),
         full_width=True,
@@ -105,7 +105,7 @@ def _bin_edges(values: Sequence[float]) -> np.ndarray:
 def _finding(lengths: Mapping[str, Sequence[float]]) -> str:
     if UNBIASED not in lengths:
         means = [f"{words.decimal(float(np.mean(v)))} tokens for {s}" for s, v in lengths.items()]
-        return f"Mean length: {words.listed(means)}; without {UNBIASED} in the comparison there is no reference."
+        return f"Mean length: {words.listed(means)}; there is no {UNBIASED} to compare with."
     sentences = [
         _verdict(strategy, found)
         for strategy, values in lengths.items()

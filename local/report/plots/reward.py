@@ -88,7 +88,9 @@ def _reward_plot(
         axes = figure.subplots()
         for strategy, (xs, ys, line) in shown.items():
             mark = marks[strategy]
-            axes.plot(xs, ys, linestyle="none", marker=mark.marker, markersize=3.5, color=mark.colour, alpha=0.35)
+            axes.plot(
+                xs, ys, linestyle="none", marker=mark.marker, markersize=3.5, color=mark.colour, alpha=0.35
+            )
             axes.plot(xs, line, color=mark.colour)
             axes.plot(
                 xs[-1:],
@@ -104,7 +106,7 @@ def _reward_plot(
         axes.set_xlim(left=0)
         if level is not None and len(shown) > 1:
             axes.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-            for strategy, (xs, _, line) in shown.items():
+            for xs, _, line in shown.values():
                 reached = first_reach(level, xs, line)
                 if reached is not None:
                     axes.plot([reached], [level], "|", color=INK, markersize=9, markeredgewidth=1.6)

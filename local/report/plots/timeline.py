@@ -1,6 +1,7 @@
 """When the generator and the trainer were busy, strategy under strategy on one clock."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,8 +38,8 @@ def timeline(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | None:
         marks,
         window=(0.0, max(map(wall_s, shown))),
         reading=(
-            "Filled: requests in flight at the generator. Bar below: trainer busy (dark), weights being pushed "
-            "(grey), nothing to train on (gap); a long tail before each bar is the wait for the slowest rollouts."
+            "Filled: requests in flight at the generator. Bar below: trainer busy (dark), weights being "
+            "pushed (grey), nothing to train on (gap). A long tail is the wait for the slowest rollouts."
         ),
         finding=_finding(shown),
     )
@@ -65,12 +66,13 @@ def timeline_zoom(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | N
 
 
 def requests_in_flight(run: RunEvents) -> list[tuple[float, float]]:
-    """(time, requests) samples in order of time; the generator is idle from a rollout's end to the next sample."""
+    """(time, requests) samples in order of time; none are from a rollout's end to the next sample."""
     samples: list[tuple[float, float]] = []
     for step in run.steps:
         for sample in step.get("occupancy") or ():
-            if len(sample) == 2 and (time := number(sample[0])) is not None:
-                samples.append((time, number(sample[1]) or 0.0))
+            time, requests = map(number, sample)
+            if time is not None and requests is not None:
+                samples.append((time, requests))
         if (end := number(step.get("rollout_end"))) is not None:
             samples.append((end, 0.0))
     return sorted(samples, key=lambda sample: sample[0])
@@ -109,7 +111,9 @@ def _timeline_plot(
             colour = marks[run.strategy].colour
             bins = NARROW_BINS if narrow else BINS
             edges = [window[0] + (window[1] - window[0]) * index / bins for index in range(bins + 1)]
-            axes.stairs(binned(curves[run.strategy], window, bins), edges, fill=True, color=colour, linewidth=0)
+            axes.stairs(
+                binned(curves[run.strategy], window, bins), edges, fill=True, color=colour, linewidth=0
+            )
             _trainer_bars(axes, run, peak)
             _end_of_run(axes, run, window)
             axes.set_title(run.strategy, color=colour, pad=3)
@@ -168,8 +172,10 @@ def _finding(runs: Sequence[RunEvents]) -> str:
     sentence = f"The trainer waited for rollouts {words.listed(parts)}." if parts else ""
     fills = [(fill, run.strategy) for run in runs if (fill := _mean_fill(run)) is not None]
     if fills:
-        means = words.listed([f"{words.percent(fill)} ({strategy})" for fill, strategy in sorted(fills, reverse=True)])
-        sentence += f" While rollouts ran, the generator held on average this share of its peak load: {means}."
+        means = words.listed(
+            [f"{words.percent(fill)} ({strategy})" for fill, strategy in sorted(fills, reverse=True)]
+        )
+        sentence += f" Mean load of the generator during rollouts, of its peak: {means}."
     return sentence.strip()
 
 
@@ -180,7 +186,5 @@ def _mean_fill(run: RunEvents) -> float | None:
     rollout_s = covered_s(intervals(run.steps, "rollout_start", "rollout_end"))
     if not peak or not rollout_s:
         return None
-    area = sum(
-        value * (until - time) for (time, value), (until, _) in zip(samples, samples[1:], strict=False)
-    )
+    area = sum(value * (until - time) for (time, value), (until, _) in pairwise(samples))
     return area / rollout_s / peak

@@ -85,8 +85,8 @@ def tokens_plot(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | Non
         "Where the tokens went",
         paint,
         reading=(
-            "Length: tokens that the generator made. Solid reached the loss, pale is still buffered at the end, "
-            "hatched was dropped or restarted."
+            "Length: tokens that the generator made. Solid reached the loss, pale is still buffered "
+            "at the end, hatched was dropped or restarted."
         ),
         finding=_finding(uses),
         height_px=100 + 52 * len(uses),
@@ -101,7 +101,9 @@ def _legend(figure: Figure, has_unknown: bool) -> None:
     ]
     if has_unknown:
         entries.append(Patch(facecolor="none", edgecolor=MUTED, linestyle=":", label="not recorded"))
-    figure.legend(handles=entries, loc="outside upper left", ncols=len(entries), handlelength=1.4, columnspacing=1.2)
+    figure.legend(
+        handles=entries, loc="outside upper left", ncols=len(entries), handlelength=1.4, columnspacing=1.2
+    )
 
 
 def _finding(uses: dict[str, TokenUse]) -> str:
