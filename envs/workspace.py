@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import shlex
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
@@ -35,9 +34,6 @@ FILE_THREADS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Runs the command of this name if there is one; quoted, since the name may be a word of the shell's grammar.
-_RUN_IF_KNOWN = "if {{ builtin declare -F -- {0} || builtin type -P -- {0}; }} >/dev/null; then {0}; fi"
 
 
 @dataclass
@@ -148,7 +144,7 @@ class WorkspaceEnvironment:
         that takes too long, ends the shell or floods its output is told to the agent, not raised.
         """
         done = action.strip() == self._settings.done_command
-        command = _RUN_IF_KNOWN.format(shlex.quote(action.strip())) if done else action
+        command = _run_if_known(action.strip()) if done else action
         async with self._used() as sandbox:
             self._steps += 1
             result = await sandbox.exec(command, self._settings.step_timeout_s)
@@ -262,6 +258,13 @@ class WorkspaceEnvironment:
                 await self._in_thread(remove_tree, self._directory)
             except OSError as error:
                 raise EnvironmentFailure(str(error)) from error
+
+
+def _run_if_known(name: str) -> str:
+    """A command that runs the one of this name if there is one, and does nothing otherwise."""
+    # Quoted always: a name such as `done` is a word of the shell's grammar.
+    name = "'" + name.replace("'", "'\\''") + "'"
+    return f"if {{ builtin declare -F -- {name} || builtin type -P -- {name}; }} >/dev/null; then {name}; fi"
 
 
 def _observed(result: ExecResult, timeout_s: float) -> str:

@@ -92,6 +92,7 @@ class Shell:
         self._unsent = b""
         self._word = b""
         self._output = BoundedOutput(0)
+        self._reading = True
         self._end: asyncio.Future[tuple[int, ShellState] | None] | None = None
         self._ended = self._process.watch()
         self._ended.add_done_callback(self._on_exit)
@@ -113,6 +114,11 @@ class Shell:
         NUL characters, which no shell can take, are left out.
         """
         started = time.perf_counter()
+        if not self._reading:
+            # What background processes said meanwhile is nobody's.
+            self._drain()
+            self._loop.add_reader(self._output_fd, self._on_output)
+            self._reading = True
         self._word = secrets.token_hex(8).encode()
         self._output = BoundedOutput(max_output_bytes)
         self._end = self._loop.create_future()
@@ -216,6 +222,10 @@ class Shell:
             self._loop.remove_reader(self._output_fd)
             return
         self._output.add(chunk)
+        if not self._word:
+            # Between commands a flood from the background must not keep the loop busy: it waits in the pipe.
+            self._loop.remove_reader(self._output_fd)
+            self._reading = False
 
     def _drain(self) -> None:
         for _ in range(DRAIN_READS):
