@@ -12,7 +12,9 @@ from midstream.conf.errors import Problem, refuse
 class Section(BaseModel):
     """One mapping of settings: immutable, strict about types, closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 PathSetting = Annotated[Path, Field(strict=False)]

@@ -24,9 +24,14 @@ class EnvironmentConfig(Section):
     """Which environment a rollout acts in, and the limits on what is run there."""
 
     factory: ObjectPath = "midstream.envs.workspace:WorkspaceFactory"
+    """The class that starts and resumes environments."""
     isolation: Literal["auto", "bubblewrap", "none"] = "auto"
+    """How commands are kept from the host. auto: bubblewrap, or an error where that cannot work; none: not at
+    all, commands of the model run with the job's rights."""
     step_timeout_s: Seconds = 30.0
+    """Longer commands are ended, and the agent is told so."""
     eval_timeout_s: Seconds = 60.0
+    """For a task's preparation and its check; a check that takes longer gives 0."""
     max_output_bytes: Count = 65536
     """Longer output of a command is cut."""
     done_command: str = Field(default="done", min_length=1)
@@ -46,9 +51,11 @@ class TurnConfig(Section):
     """How model output becomes actions and observations become tokens."""
 
     max_turns: Count = 12
+    """A rollout with that many turns ends, and its environment is scored as it is."""
     max_tokens_per_turn: Count | None = None
     """None: a turn is bounded only by what is left of the response's budget."""
     observation_template: str = "{observation}"
+    """What the model reads after its action; {observation} is the environment's answer."""
     action_pattern: str | None = None
     """Regular expression whose one group is the action; None: the whole turn is the action."""
     abort_grace_s: float = Field(default=1.0, ge=0)
@@ -66,12 +73,16 @@ class EngineConfig(Section):
     retry_s: float = Field(default=120.0, ge=0)
     """How long a dead engine is waited for before the rollout fails."""
     request_timeout_s: Seconds = 600.0
+    """How long one generation may take before it is asked for again."""
 
 
 class LayerConfig(Section):
     """What a host job gives to midstream: the mapping under the key `midstream`."""
 
     resume_policy: ResumePolicy = "continue"
+    """What becomes of a rollout that is unfinished when the step has enough: nothing is cut off; it is
+    dropped; it starts anew; it goes on, tokens and environment; its tokens go on in an environment that starts
+    anew."""
     run_dir: PathSetting | None = None
     """Where the layer writes its events, and by default its snapshots."""
     max_attempts: Count = 3

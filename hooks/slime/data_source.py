@@ -60,9 +60,14 @@ class DataSource:
         """Number of groups that wait to go on."""
         return len(self._buffer)
 
+    @property
+    def waiting_groups(self) -> list[Group]:
+        """The groups that wait to go on, oldest first; not to be changed."""
+        return self._buffer.groups
+
     def waiting(self) -> list[PartialRollout]:
         """The rollouts that wait to go on, those that have begun."""
-        samples = (sample for group in self._buffer.groups for sample in samples_of(group))
+        samples = (sample for group in self.waiting_groups for sample in samples_of(group))
         return [rollout for sample in samples if (rollout := recorded_rollout(sample)) is not None]
 
     def get_samples(self, num_samples: int) -> list[Group]:
