@@ -81,8 +81,8 @@ class LayerConfig(Section):
 
     resume_policy: ResumePolicy = "continue"
     """What becomes of a rollout that is unfinished when the step has enough: nothing is cut off; it is
-    dropped; it starts anew; it goes on, tokens and environment; its tokens go on in an environment that starts
-    anew."""
+    dropped; it starts anew; it goes on, tokens and environment; its tokens go on in an environment that
+    starts anew."""
     run_dir: PathSetting | None = None
     """Where the layer writes its events, and by default its snapshots."""
     max_attempts: Count = 3
