@@ -19,8 +19,8 @@ All keys, their types, ranges and defaults. `python -m midstream.conf.reference`
 - In a slime job the keys under `midstream` stand in the YAML file of `--custom-config-path`; for the rest,
   slime has its own flags, whose names the keys under `rollout` share.
 - For `midstream compare` every key can be overridden on the command line: `midstream compare seed=1`. The
-  groups `job`, `model` and `strategy` (files in `conf/`) choose several at once: `job=quick`. A key that has no
-  default here gets its value from one of these files.
+  groups `job`, `model` and `strategy` (files in `conf/`) choose several at once: `job=quick`. A key that
+  has no default here gets its value from one of these files.
 - A wrong key, type or range, and settings that contradict each other, are errors that name the key, the value
   and the fix. `midstream compare --dry-run` checks and prints the resolved configuration.
 """
