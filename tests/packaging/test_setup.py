@@ -9,7 +9,9 @@ import pytest
 
 def step(repository: Path, log: Path, *command: str) -> subprocess.CompletedProcess[str]:
     script = repository / "requirements" / "step.sh"
-    return subprocess.run([script, log, "[1/1] the thing", *command], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [script, log, "[1/1] the thing", *command], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_step_says_what_it_does_and_keeps_the_rest_in_its_log(repository, tmp_path):
