@@ -1,0 +1,68 @@
+"""What the documentation tells people to run works."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [
+        (page.name, block)
+        for page in PAGES
+        for block in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    ]
+
+
+def commands(program: str) -> list[str]:
+    lines = [line.split(" #")[0].strip() for _, block in blocks("bash") for line in block.splitlines()]
+    return sorted({line for line in lines if line.startswith(program + " ")})
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("python"))
+def test_python_in_the_docs_runs(page: str, code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{page}: {done.stderr}"
+
+
+@pytest.mark.parametrize("line", commands("midstream compare"))
+def test_compare_commands_are_accepted(line: str, tmp_path: Path) -> None:
+    tasks = tmp_path / "my_tasks.jsonl"
+    tasks.write_text('{"prompt": "start f0 <act>", "label": "", "metadata": {"files": {}, "eval_cmd": "true"}}\n')
+    words = shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "midstream.cli.main", *words, "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_exist() -> None:
+    named = {line.split()[1] for line in commands("make")}
+    assert named
+    assert named <= TARGETS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_hooks_of_the_slime_page_exist() -> None:
+    from midstream.local.rollout import load_function
+
+    paths = set(re.findall(r"midstream\.hooks\.slime\.[\w.]+", (ROOT / "docs" / "slime.md").read_text()))
+    assert len(paths) == 5
+    for path in paths:
+        assert callable(load_function(path))
