@@ -27,7 +27,11 @@ class IsolationUnavailable(Exception):
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What a process in a sandbox may use. `processes` and `tmp_bytes` hold under bubblewrap only."""
+    """What a process in a sandbox may use.
+
+    `processes` and `tmp_bytes` hold under bubblewrap only, and `processes` not where root starts the sandbox,
+    since the kernel exempts root.
+    """
 
     file_bytes: int = 1 << 30
     open_files: int = 1024
@@ -65,7 +69,8 @@ class Bubblewrap:
     """Own namespaces for users, processes, network, IPC and mounts; dies with the parent.
 
     It sees the base of the host read-only, its directory as /workspace, an own /tmp that no snapshot keeps,
-    and no network. It runs as one unprivileged user, whoever starts it.
+    and no network. It runs as one unprivileged user, whoever starts it. Where root starts it, that user still
+    owns the host's /dev/null and its like, and can change their modes: start jobs as another user.
     """
 
     program: str
@@ -92,7 +97,10 @@ class Bubblewrap:
             ),
             *_base_mounts(),
             *("--proc", "/proc", "--dev", "/dev", "--size", tmp_bytes, "--tmpfs", "/dev/shm"),
-            *("--remount-ro", "/dev", "--size", tmp_bytes, "--perms", "1777", "--tmpfs", "/tmp"),
+            # To the kernel, files under /proc/sys, which are the host's, belong to root: a sandbox that root
+            # starts could write them, whoever it runs as inside.
+            *("--remount-ro", "/proc", "--remount-ro", "/dev"),
+            *("--size", tmp_bytes, "--perms", "1777", "--tmpfs", "/tmp"),
             *("--bind", str(directory), INSIDE, "--remount-ro", "/", "--chdir", INSIDE),
             *(("--info-fd", str(info_fd)) if info_fd >= 0 else ()),
             *("--", *shell),

@@ -3,8 +3,9 @@
 Commands go to the shell, and the end of each comes back, over a socket of their own; output has a pipe. Each
 command carries a fresh random word that its end must repeat. The command is run by `eval`, with the socket
 closed and stdin empty, so that no quoting, here-document, `break` or redirection in it can unbalance the loop
-around it. Children never see the socket. What a command can do is end the shell or overwrite the loop's own
-tools: then the shell ends or is silent until the timeout, and its sandbox starts another one.
+around it; a `break` without a loop ends its command. Children never see the socket. What a command can do is
+end the shell or overwrite the loop's own tools: then the shell ends or is silent until the timeout, and its
+sandbox starts another one.
 
 All methods belong to the event loop on which the shell was started; no method blocks it.
 """

@@ -1,0 +1,56 @@
+"""Sandboxes of both kinds, closed at the end of each test."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.envs.sandboxes.base import MAX_OUTPUT_BYTES, Sandbox
+from midstream.envs.sandboxes.isolation import Isolation, IsolationUnavailable, choose_isolation
+
+
+def isolation_or_skip(name: str) -> Isolation:
+    try:
+        return choose_isolation(name)
+    except IsolationUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.fixture
+def bubblewrap() -> Isolation:
+    return isolation_or_skip("bubblewrap")
+
+
+@pytest.fixture(params=["bubblewrap", "none"])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    return isolation_or_skip(request.param)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """Runs coroutines one after the other on the same event loop."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def new_sandbox(
+    tmp_path: Path, isolation: Isolation, loop: asyncio.Runner
+) -> Iterator[Callable[..., Sandbox]]:
+    opened: list[Sandbox] = []
+
+    def make(max_output_bytes: int = MAX_OUTPUT_BYTES) -> Sandbox:
+        directory = tmp_path / f"sandbox{len(opened)}"
+        directory.mkdir()
+        opened.append(Sandbox(directory, isolation, max_output_bytes=max_output_bytes))
+        return opened[-1]
+
+    yield make
+    for sandbox in opened:
+        loop.run(sandbox.close())
+
+
+@pytest.fixture
+def sandbox(new_sandbox: Callable[..., Sandbox]) -> Sandbox:
+    return new_sandbox()
