@@ -68,7 +68,10 @@ def _reward(runs: Sequence[Run]) -> str:
     known = [run for run in runs if number(run["reward_last"]) is not None and run["steps"]]
     if not known:
         return ""
-    gains = [f"{run['strategy']} {run['reward_first']:.2f} → {run['reward_last']:.2f}" for run in known]
+    gains = [
+        f"{run['strategy']} {words.decimal(run['reward_first'])} → {words.decimal(run['reward_last'])}"
+        for run in known
+    ]
     sentence = f"Reward, first to last fifth of the steps: {', '.join(gains)}."
     fewest = min(run["trained_rollouts"] / run["steps"] * max(1, run["steps"] // 5) for run in known)
     middle = sum(run["reward_last"] for run in known) / len(known)

@@ -32,7 +32,7 @@ def token_lags(run: RunEvents) -> Histogram:
     for step in run.steps:
         for lag, tokens in (step.get("lag_token") or {}).items():
             lags[int(lag)] += int(number(tokens) or 0)
-    return lags
+    return +lags  # without lags of no tokens
 
 
 def mean_lag(histogram: Histogram) -> float:

@@ -1,0 +1,108 @@
+"""The numbers of a run against small runs whose numbers are known by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from midstream.local.events import RunEvents, sort_out
+from midstream.local.summary import covered_s, summarise, trainer_wait_fraction
+
+
+def run_of(*steps: dict[str, Any], end: dict[str, Any] | None = None) -> RunEvents:
+    events: list[dict[str, Any]] = [{"kind": "run", "strategy": "continue"}]
+    events += [{"kind": "step", "step": number, **step} for number, step in enumerate(steps)]
+    return sort_out([*events, *([{"kind": "end", **end}] if end else [])])
+
+
+def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
+    steps = (
+        {
+            "trained_rollouts": 2,
+            "generated_tokens": 100,
+            "wasted_tokens": 10,
+            "buffered_tokens": 40,
+            "response_tokens": [20, 30],
+            "resumes": 0,
+            "restores_checked": 0,
+            "restores_bad": 0,
+            "logprob_gap_fresh": 2e-6,
+        },
+        {
+            "trained_rollouts": 2,
+            "generated_tokens": 60,
+            "wasted_tokens": 0,
+            "buffered_tokens": 30,
+            "response_tokens": [50, 20],
+            "resumes": 3,
+            "restores_checked": 2,
+            "restores_bad": 1,
+            "logprob_gap_fresh": 1e-6,
+        },
+    )
+    summary = summarise(run_of(*steps, end={"wall_s": 9.0, "status": "ok"}))
+    assert summary == {
+        "strategy": "continue",
+        "status": "ok",
+        "steps": 2,
+        "wall_s": 9.0,
+        "trained_rollouts": 4,
+        "generated_tokens": 160,
+        "wasted_tokens": 40,
+        "wasted_fraction": 0.25,
+        "buffered_tokens": 30,
+        "trainer_wait_fraction": 0.0,
+        "reward_first": None,
+        "reward_last": None,
+        "resumes": 3,
+        "restores_checked": 2,
+        "restores_bad": 1,
+        "max_logprob_gap_fresh": 2e-6,
+        "mean_response_tokens": 30.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "first", "last"),
+    [
+        ([0.25], 0.25, 0.25),
+        ([0.0, 0.2, 0.4, 0.6], 0.0, 0.6),
+        ([0.0, 0.5, *[9.0] * 6, 0.5, 1.0], 0.25, 0.75),
+        ([0.0, 0.5, *[9.0] * 10, 0.5, 1.0], 0.25, 0.75),
+        ([None, 0.5, *[9.0] * 6, math.nan, 1.0], 0.5, 1.0),
+        ([None], None, None),
+    ],
+)
+def test_rewards_are_means_over_the_first_and_the_last_fifth(
+    rewards: list[float | None], first: float | None, last: float | None
+) -> None:
+    summary = summarise(run_of(*({"reward_mean": reward} for reward in rewards)))
+    assert (summary["reward_first"], summary["reward_last"]) == (first, last)
+
+
+def test_the_trainer_waits_where_only_rollouts_run() -> None:
+    one_after_the_other = run_of(
+        {"rollout_start": 0.0, "rollout_end": 4.0, "train_start": 4.0, "train_end": 5.0, "push_end": 6.0},
+        {"rollout_start": 6.0, "rollout_end": 8.0, "train_start": 8.0, "train_end": 9.0, "push_end": 10.0},
+        end={"wall_s": 12.0, "status": "ok"},
+    )
+    assert trainer_wait_fraction(one_after_the_other) == pytest.approx(6 / 12)
+    overlapped = run_of(
+        {"rollout_start": 0.0, "rollout_end": 4.0, "train_start": 4.0, "train_end": 6.0, "push_end": 6.0},
+        {"rollout_start": 4.0, "rollout_end": 8.0, "train_start": 8.0, "train_end": 10.0, "push_end": 10.0},
+    )
+    assert trainer_wait_fraction(overlapped) == pytest.approx(6 / 10)
+
+
+def test_a_run_that_was_killed_is_summarised_as_far_as_it_got() -> None:
+    killed = run_of({"rollout_start": 0.0, "rollout_end": 4.0, "generated_tokens": None})
+    summary = summarise(killed)
+    assert (summary["status"], summary["wall_s"], summary["steps"]) == ("unfinished", 4.0, 1)
+    assert summary["wasted_fraction"] is None
+    assert summary["trainer_wait_fraction"] == 1.0
+    empty = summarise(run_of())
+    assert (empty["steps"], empty["wall_s"], empty["trainer_wait_fraction"]) == (0, 0.0, None)
+
+
+def test_covered_seconds_count_overlaps_once() -> None:
+    assert covered_s([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
