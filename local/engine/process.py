@@ -126,7 +126,7 @@ def _runs_in(session: int, pid: int) -> bool:
 
 
 def _shared_memory_of(pids: list[int]) -> set[Path]:
-    files = set()
+    files: set[Path] = set()
     for pid in pids:
         try:
             mappings = Path(f"/proc/{pid}/maps").read_text(errors="replace")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hooks.scripted import WordTokenizer
 
 from midstream.buffers.rollout import PartialRollout, RecordError, Span, Status
 from midstream.envs.protocol import Snapshot, Task
@@ -19,6 +18,7 @@ from midstream.hooks.slime.log import staleness_metrics
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
+from tests.hooks.scripted import WordTokenizer
 
 TASKS = 6
 

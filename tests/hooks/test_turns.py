@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
 from midstream.hooks.turns import Play, TurnRules
+from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 PROMPT = [IDS["7"]]
 

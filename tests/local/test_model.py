@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.local.lockstep import hugging_face_model
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -15,6 +14,7 @@ from midstream.local.model.checkpoint import build_hf_checkpoint, read_weights
 from midstream.local.model.convert import hf_to_megatron, megatron_to_hf
 from midstream.local.model.policy import Policy
 from midstream.local.model.shape import CheckpointError, ModelShape
+from tests.local.lockstep import hugging_face_model
 
 # Three heads to a group, and heads that are not hidden_size / heads wide: layouts that a wrong mapping of the
 # fused projections cannot survive.

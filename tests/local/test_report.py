@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.synthetic_events import write_run
 
 from midstream.local.events import EVENTS_FOLDER, EventsError, EventWriter, RunEvents, sort_out
 from midstream.local.report.findings import chance_difference, findings, warnings
@@ -19,6 +18,7 @@ from midstream.local.report.plots.timeline import binned, requests_in_flight
 from midstream.local.report.plots.tokens import token_use
 from midstream.local.report.table import Cell, comparison
 from midstream.local.summary import summarise
+from tests.local.synthetic_events import write_run
 
 FOUR = ("wait", "discard", "restart", "continue")
 

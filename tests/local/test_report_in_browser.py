@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.synthetic_events import write_run
 
 from midstream.local.report.page import write_report
+from tests.local.synthetic_events import write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LONG_WORD = "a-value-without-any-space-" * 12

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.local.lockstep import Rollout, roll_out, rollout_data, success
 
 from midstream.conf.schema import ModelConfig, TrainerConfig, WarmStartConfig
 from midstream.local.model.tokenizer import TOKEN_ID
 from midstream.local.tasks.chain_fix import chain_tasks
 from midstream.local.trainer import Trainer
 from midstream.local.warm_start import action_mask, warm_start
+from tests.local.lockstep import Rollout, roll_out, rollout_data, success
 
 TINY = ModelConfig(
     hidden_size=64, ffn_hidden_size=128, num_layers=2, num_attention_heads=2, num_query_groups=1
