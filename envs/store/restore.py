@@ -107,8 +107,17 @@ def remove_tree(path: Path) -> None:
     except FileNotFoundError:
         return
     except (OSError, RecursionError):
-        # Directories that keep their owner out, or too deep for recursion: rare, so a process may do it.
-        subprocess.run(["chmod", "-R", "--", "u+rwX", str(path)], stderr=subprocess.DEVNULL, check=False)
-        subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
-        if path.exists():
-            raise OSError(f"cannot remove {path}: something in it cannot be deleted by this user") from None
+        try:
+            _let_owner_in(path)
+            shutil.rmtree(path)
+        except RecursionError:
+            subprocess.run(["rm", "-rf", "--", str(path)], check=True, capture_output=True)
+
+
+def _let_owner_in(directory: Path) -> None:
+    """Lets the owner of each directory of the tree list and change it, which may be what kept it in place."""
+    directory.chmod(0o700)
+    with os.scandir(directory) as nodes:
+        for node in nodes:
+            if node.is_dir(follow_symlinks=False):
+                _let_owner_in(Path(node.path))
