@@ -28,7 +28,7 @@ miles_step := requirements/step.sh $(MILES)/setup.log
 pip := -m pip install --quiet --disable-pip-version-check --constraint requirements/constraints.txt
 torch_index := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup setup-miles demo test check lint format types lock dist clean distclean
+.PHONY: help setup setup-miles setup-browser demo test check lint format types lock dist clean distclean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -36,7 +36,7 @@ help:  ## list these targets
 demo: setup  ## train the demo once per strategy and compare; all set-up included
 	$(VENV)/bin/midstream compare job=demo $(ARGS)
 
-test: setup setup-miles  ## run all tests; all set-up included
+test: setup setup-miles setup-browser  ## run all tests; all set-up included
 	$(python) -m pytest $(ARGS)
 
 check: lint test  ## everything that must pass before a change is handed over
@@ -112,6 +112,14 @@ $(MILES)/.done/miles: requirements/miles.txt requirements/miles-no-deps.txt $(MI
 $(MILES)/.done/midstream: pyproject.toml setup.py $(MILES)/.done/miles
 	@$(miles_step) "[4/4] midstream beside it, editable" $(miles_python) $(pip) --editable ".[sandbox]"
 	@touch $@
+
+# Only where it can be had without asking: as root, with apt. Without a browser one test of the report skips, and
+# says so.
+setup-browser:  ## install the browser in which the report is tested, where that is possible
+	@if command -v chromedriver > /dev/null; then :; \
+	elif [[ $$(id -u) == 0 ]] && command -v apt-get > /dev/null; then \
+	  $(step) "a browser for the test of the report" requirements/browser.sh || true; \
+	else echo "No chromedriver: the report is not tested in a browser. Install chromium and chromium-driver for that."; fi
 
 # mypy does not see through the editable install's import hook; this link shows it the same names.
 build/types/midstream:
