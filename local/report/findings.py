@@ -79,7 +79,7 @@ def _reward(runs: Sequence[Run]) -> str:
     if len(known) > 1 and chance:
         sentence += (
             f" With {words.count(fewest)} rollouts behind each last value, differences below {chance:.2f} "
-            "are within chance, and this is one seed."
+            "can be chance, and this is one seed."
         )
     return sentence
 

@@ -88,7 +88,7 @@ def length_plot(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | Non
         "length",
         "Which lengths were trained on",
         paint,
-        reading=f"Share of trained rollouts by length; solid line: mean{dashed}. Left of it: shorter ones.",
+        reading=f"Share of trained rollouts by length; solid line: mean{dashed}.",
         finding=_finding(lengths),
         height_px=45 + 84 * len(lengths),
         full_width=True,

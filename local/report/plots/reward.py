@@ -135,7 +135,7 @@ def _finding(curves: dict[str, Curve], level: float | None, cost: Callable[[floa
         if level is not None and (x := first_reach(level, xs, line)) is not None
     )
     costs = words.listed([f"{strategy} after {cost(x)}" for x, strategy in reached])
-    return f"A mean reward of {level:.2f}, the highest that every line reached (dashed), came {costs}."
+    return f"A mean reward of {level:.2f}, the highest that every line reached (dashed): {costs}."
 
 
 def _rollout_end_s(run: RunEvents) -> list[float | None]:

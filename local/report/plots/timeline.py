@@ -21,7 +21,7 @@ from midstream.local.summary import (
 )
 
 ZOOM_S = 30.0
-ZOOM_FROM_S = 60.0
+ZOOM_FROM_S = 45.0
 """A zoom is drawn where the longest run is longer than this."""
 BINS, NARROW_BINS = 400, 200
 """A curve is averaged over this many bins: more would be narrower than a pixel."""
