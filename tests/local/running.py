@@ -19,7 +19,7 @@ def command(run_dir: Path, *arguments: str) -> list[str]:
     return [*program, "--run-dir", str(run_dir), *arguments]
 
 
-def run(run_dir: Path, *arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+def run(run_dir: Path, *arguments: str, timeout_s: float = 480) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
     return subprocess.run(
         command(run_dir, *arguments), capture_output=True, text=True, timeout=timeout_s, check=False
