@@ -26,7 +26,7 @@ _PUSH_TIMEOUT_S = 120.0
 """A push waits for the requests in flight; where they were aborted it takes hundredths of a second."""
 
 _DEATH_NOTICE_S = 5.0
-"""SGLang's own watchdog ends the server within about a second of the death of one of its processes."""
+"""The whole server ends within a second of the death of one of its processes (see `engine.lifeline`)."""
 
 _SHOWN_LOG_LINES = 25
 _READ_LOG_BYTES = 16384

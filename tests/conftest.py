@@ -39,7 +39,8 @@ def engine_server(
     from midstream.conf.schema import ServerConfig
     from midstream.local.server import EngineServer
 
+    config = ServerConfig(launch_timeout_s=300)  # half a minute on two idle cores
     log_path = tmp_path_factory.mktemp("server") / "server.log"
-    with EngineServer(ServerConfig(), model_path=engine_checkpoint, log_path=log_path) as server:
+    with EngineServer(config, model_path=engine_checkpoint, log_path=log_path) as server:
         server.start(weight_version=0)
         yield server

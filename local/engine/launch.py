@@ -9,7 +9,7 @@ another one.
 import os
 import sys
 
-from midstream.local.engine.lifeline import die_with_parent
+from midstream.local.engine.lifeline import die_with_children, die_with_parent
 from midstream.local.engine.shims import CPU_SHIMS_ENV, install_cpu_shims
 
 
@@ -30,4 +30,5 @@ if __name__ in ("__main__", "__mp_main__"):
         install_cpu_shims()
 
 if __name__ == "__main__":
+    die_with_children()
     serve(sys.argv[1:])

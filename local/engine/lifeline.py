@@ -1,13 +1,19 @@
-"""Binds a process to its parent: when the parent dies, for whatever reason, the kernel kills this process."""
+"""Binds the engine's processes to each other and to the job: where one dies, all of them end."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
+import threading
+import time
+from multiprocessing.process import BaseProcess
 
 PARENT_PID_ENV = "MIDSTREAM_ENGINE_PARENT_PID"
 """The pid that the engine's launcher must find as its parent."""
 
 _PR_SET_PDEATHSIG = 1
+_CHILD_WATCH_PERIOD_S = 0.25
 
 
 def die_with_parent() -> None:
@@ -33,3 +39,24 @@ def _parent_is_there() -> bool:
         return os.getsid(parent) == os.getsid(0)
     except ProcessLookupError:
         return False
+
+
+def die_with_children() -> None:
+    """From now on, end this process as soon as one of its multiprocessing children has failed.
+
+    SGLang has a watchdog for this, but its crash handling can keep a server whose detokenizer died listening,
+    and every request to it hanging, for a minute.
+    """
+    threading.Thread(target=_exit_after_a_failed_child, name="child-watch", daemon=True).start()
+
+
+def _exit_after_a_failed_child() -> None:
+    children: set[BaseProcess] = set()
+    while True:
+        children.update(multiprocessing.active_children())
+        for child in children:
+            if child.exitcode:
+                sys.stderr.write(f"{child.name} (pid {child.pid}) ended with exit code {child.exitcode}\n")
+                sys.stderr.flush()
+                os._exit(1)
+        time.sleep(_CHILD_WATCH_PERIOD_S)
