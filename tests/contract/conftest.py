@@ -1,0 +1,110 @@
+"""Runs the driver in the host's own environment, once for each host and scenario."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.local.server import EngineServer
+from tests.contract import workload
+
+HOSTS = ("miles", "slime")
+DRIVER_TIMEOUT_S = 600.0
+
+HOOKS = {
+    "custom_generate_function_path": "midstream.hooks.slime.generate.generate",
+    "data_source_path": "midstream.hooks.slime.data_source.DataSource",
+    "custom_reward_post_process_path": "midstream.hooks.slime.rewards.post_process",
+    "custom_rollout_log_function_path": "midstream.hooks.slime.log.log_rollout",
+}
+
+Drive = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session", params=HOSTS)
+def host(request: pytest.FixtureRequest) -> str:
+    """The package of a host. Skips slime where no checkout of it is named."""
+    if request.param == "slime" and not os.environ.get("SLIME_HOME"):
+        pytest.skip(
+            "real slime is not on the package index: name a checkout in SLIME_HOME to test against it"
+        )
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def drive(
+    host: str,
+    repository: Path,
+    engine_server: EngineServer,
+    engine_checkpoint: Path,
+) -> Drive:
+    """Call it with a scenario's folder and settings; it returns what the host made of them, and its log."""
+
+    def drive(
+        run_dir: Path,
+        tasks: list[dict[str, Any]],
+        *,
+        flags: dict[str, Any],
+        layer: dict[str, Any],
+        **settings: Any,
+    ) -> dict[str, Any]:
+        settings = {
+            "host": host,
+            "engine_url": engine_server.url,
+            "checkpoint": str(engine_checkpoint),
+            "flags": HOOKS | _data_flags(workload.write(tasks, run_dir / "tasks.jsonl")) | flags,
+            "midstream": {"run_dir": str(run_dir / "midstream"), **workload.LAYER, **layer},
+            "restart_before": [],
+            "data_parallel_size": 2,
+            "run_dir": str(run_dir),
+            "result": str(run_dir / "result.json"),
+            **settings,
+        }
+        (run_dir / "settings.json").write_text(json.dumps(settings))
+        log = _run_driver(host, repository, run_dir)
+        return {**json.loads((run_dir / "result.json").read_text()), "log": log}
+
+    return drive
+
+
+def _data_flags(tasks: Path) -> dict[str, Any]:
+    return {
+        "prompt_data": str(tasks),
+        "input_key": "prompt",
+        "label_key": "label",
+        "metadata_key": "metadata",
+        "rollout_max_response_len": workload.RESPONSE_TOKENS,
+    }
+
+
+def _run_driver(host: str, repository: Path, run_dir: Path) -> str:
+    python = repository / ".venv-miles" / "bin" / "python"
+    if not python.exists():
+        raise FileNotFoundError(f"{python} is missing: run `make setup-miles`")
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
+    if host == "slime":
+        environment["PYTHONPATH"] = os.environ["SLIME_HOME"]
+    log_path = run_dir / "driver.log"
+    with log_path.open("wb") as log:
+        driver = subprocess.Popen(
+            [python, Path(__file__).with_name("driver.py"), run_dir / "settings.json"],
+            cwd=run_dir,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = driver.wait(DRIVER_TIMEOUT_S)
+        except BaseException:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+            raise
+    text = log_path.read_text(errors="replace")
+    assert code == 0, f"the driver ended with {code}; its log ends with:\n{text[-6000:]}"
+    return text

@@ -1,0 +1,163 @@
+"""Runs rollouts in a real host of slime's family, and writes down what came out at each of its stages.
+
+A script for the Python of the host's own environment: `python driver.py SETTINGS.json`. The host's parser
+makes `args`, its RolloutManager actor generates, converts and splits; nothing of the host is replaced. What
+is not there is the trainer: its push of new weights is played by loading the same weights under a new
+version before each rollout.
+
+Settings:
+    host: "slime" or "miles"
+    engine_url: a running SGLang server
+    checkpoint: what it serves, in Hugging Face layout
+    flags: the host's flags and their values, names without dashes; hooks are among them
+    midstream: the layer's settings, which the host reads from its custom config
+    rollouts: how many
+    restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
+    data_parallel_size: ranks among which the batch is split
+    run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs
+    result: file for what came out
+"""
+
+import json
+import sys
+import tempfile
+import urllib.request
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from host_args import parse_host_args
+from router import router_before
+
+from midstream.local.engine.shims import declare_torchvision_operators
+
+_SAMPLE_FIELDS = (
+    "index",
+    "group_index",
+    "prompt",
+    "tokens",
+    "response_length",
+    "loss_mask",
+    "rollout_log_probs",
+    "weight_versions",
+    "status",
+    "reward",
+    "remove_sample",
+    "metadata",
+)
+_OBJECT_STORE_BYTES = 100 * 2**20
+_LOGICAL_CPUS = 4  # the manager and its lock each reserve one
+
+
+class Job:
+    """One job of the host, without its trainer."""
+
+    def __init__(self, settings: dict[str, Any], args: Namespace) -> None:
+        self._settings = settings
+        self._args = args
+        self._manager = self._start_manager()
+
+    def rollout(self, rollout_id: int) -> dict[str, Any]:
+        """Run one rollout; returns its samples, the parts of the ranks, and what waits afterwards."""
+        version = str(rollout_id + 1)
+        self._load_weights(version)
+        (Path(self._settings["run_dir"]) / "rollout_id").write_text(str(rollout_id))
+        parts = ray.get(self._manager.generate.remote(rollout_id))
+        dump = self._args.save_debug_rollout_data.format(rollout_id=rollout_id)
+        samples = torch.load(dump, weights_only=False)["samples"]
+        return {
+            "weight_version": version,
+            "samples": [{name: sample[name] for name in _SAMPLE_FIELDS} for sample in samples],
+            "ranks": [ray.get(part.inner) for part in parts],
+            "waiting": ray.get(self._manager.__ray_call__.remote(_waiting)),
+        }
+
+    def restart(self, rollout_id: int) -> dict[str, Any]:
+        """Save after `rollout_id`, kill the manager and load another; returns what waits in that one."""
+        ray.get(self._manager.save.remote(rollout_id))
+        ray.kill(self._manager)
+        self._args.load = self._args.save
+        self._manager = self._start_manager()
+        ray.get(self._manager.load.remote(rollout_id))
+        return ray.get(self._manager.__ray_call__.remote(_waiting))
+
+    def _start_manager(self) -> Any:
+        placement = import_module(f"{self._settings['host']}.ray.placement_group")
+        manager, _ = placement.create_rollout_manager(self._args, None)
+        # What the trainer tells the manager once it knows its own layout.
+        ranks = self._settings["data_parallel_size"]
+        layout = {"dp_size": ranks, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+        ray.get(manager.set_train_parallel_config.remote(layout))
+        return manager
+
+    def _load_weights(self, version: str) -> None:
+        body = json.dumps({"model_path": self._settings["checkpoint"], "weight_version": version}).encode()
+        request = urllib.request.Request(
+            f"{self._settings['engine_url']}/update_weights_from_disk",
+            body,
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            outcome = json.load(answer)
+        if not outcome["success"]:
+            raise RuntimeError(
+                f"the engine did not take the weights of version {version}: {outcome['message']}"
+            )
+
+
+def _waiting(manager: Any) -> dict[str, Any]:
+    """What lies in the buffer of our data source. Runs in the manager's process."""
+    source = manager.data_source
+    return {
+        "groups": source.get_buffer_length(),
+        "rollouts": [rollout.to_json() for rollout in source.waiting()],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no tensors and no ranges."""
+    return value.tolist() if isinstance(value, torch.Tensor) else list(value)
+
+
+def run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Run the job that `settings` describe; returns what its rollouts returned, in order."""
+    run_dir = Path(settings["run_dir"])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    declare_torchvision_operators()
+    with (
+        router_before(settings["engine_url"], run_dir / "router.log") as router,
+        # Not in the run directory: Ray's sockets need a short path.
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray_dir,
+    ):
+        args = parse_host_args(
+            settings["host"],
+            Path(settings["checkpoint"]),
+            router,
+            settings["flags"],
+            settings["midstream"],
+            run_dir,
+        )
+        with ray.init(
+            num_cpus=_LOGICAL_CPUS,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _temp_dir=ray_dir,
+            # Every worker imports the host, and with it torchvision.
+            runtime_env={
+                "worker_process_setup_hook": f"{declare_torchvision_operators.__module__}.declare_torchvision_operators"
+            },
+        ):
+            job = Job(settings, args)
+            rollouts = []
+            for rollout_id in range(settings["rollouts"]):
+                reloaded = job.restart(rollout_id - 1) if rollout_id in settings["restart_before"] else None
+                rollouts.append({**job.rollout(rollout_id), "reloaded": reloaded})
+    return {"rollouts": rollouts}
+
+
+if __name__ == "__main__":
+    job_settings = json.loads(Path(sys.argv[1]).read_text())
+    Path(job_settings["result"]).write_text(json.dumps(run(job_settings), default=_plain))

@@ -1,0 +1,176 @@
+"""Our hooks in the real rollout path of slime and of its fork, on a real engine."""
+
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from midstream.buffers.rollout import PartialRollout, Phase
+from tests.contract import workload
+from tests.contract.conftest import Drive
+
+Result = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cut_off(drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Three rollouts of which the first two leave groups behind; a restart of the host before the last."""
+    run_dir = tmp_path_factory.mktemp("cut-off")
+    flags = {
+        "rollout_batch_size": 3,
+        "over_sampling_batch_size": 6,
+        "n_samples_per_prompt": 2,
+        "global_batch_size": 6,
+        "num_rollout": 3,
+        "partial_rollout": True,
+    }
+    # Without isolation, so that the steps see the file that they wait for.
+    environment = {**workload.LAYER["environment"], "isolation": "none"}
+    layer = {"resume_policy": "continue", "environment": environment}
+    tasks = workload.cut_off_tasks(run_dir / "rollout_id")
+    return drive(run_dir, tasks, flags=flags, layer=layer, rollouts=3, restart_before=[2])
+
+
+@pytest.fixture(scope="module")
+def filtered(drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """One rollout whose groups must be informative; what is unfinished is dropped."""
+    flags = {
+        "rollout_batch_size": 1,
+        "over_sampling_batch_size": 2,
+        "n_samples_per_prompt": 4,
+        "global_batch_size": 4,
+        "num_rollout": 1,
+        "dynamic_sampling_filter_path": "midstream.hooks.slime.filters.informative",
+    }
+    layer = {"resume_policy": "discard"}
+    run_dir = tmp_path_factory.mktemp("filtered")
+    return drive(run_dir, workload.uneven_tasks(), flags=flags, layer=layer, rollouts=1)
+
+
+def waiting(result: Result, rollout_id: int) -> list[PartialRollout]:
+    return [
+        PartialRollout.from_json(record) for record in result["rollouts"][rollout_id]["waiting"]["rollouts"]
+    ]
+
+
+def samples(result: Result, rollout_id: int) -> list[dict[str, Any]]:
+    return result["rollouts"][rollout_id]["samples"]
+
+
+def response(sample: dict[str, Any]) -> list[int]:
+    return sample["tokens"][len(sample["tokens"]) - sample["response_length"] :]
+
+
+def labels(result: Result, rollout_id: int) -> list[str]:
+    return sorted(sample["prompt"].split()[1] for sample in samples(result, rollout_id))
+
+
+def test_a_step_trains_what_is_finished_first_and_then_what_was_cut_off(cut_off):
+    assert [labels(cut_off, rollout_id) for rollout_id in range(3)] == [
+        ["f0", "f0", "f1", "f1", "f2", "f2"],
+        ["f3", "f3", "f4", "f4", "f5", "f5"],
+        ["f6", "f6", "f7", "f7", "f8", "f8"],
+    ]
+
+
+def test_the_abort_cuts_into_a_turn_and_into_a_step(cut_off):
+    left = waiting(cut_off, 0)
+    assert cut_off["rollouts"][0]["waiting"]["groups"] == 3
+    in_turn = [r for r in left if r.open_turn and r.open_turn.phase is Phase.GENERATING and len(r.turns) > 1]
+    in_step = [r for r in left if r.open_turn and r.open_turn.phase is Phase.ACTING]
+    assert in_turn
+    assert in_step
+
+
+def test_an_action_goes_on_under_the_next_policy(cut_off):
+    """The abort comes in the middle of a turn, so that two versions share that turn's action."""
+    cut = {
+        tuple(r.tokens)
+        for r in waiting(cut_off, 0)
+        if r.open_turn and r.open_turn.action_end - r.open_turn.start > 0
+    }
+    resumed = [
+        s for s in samples(cut_off, 1) if any(tuple(response(s)[: len(tokens)]) == tokens for tokens in cut)
+    ]
+    assert len(resumed) == len(cut)
+    assert any(
+        turn["start"] < start < turn["action_end"]
+        for sample in resumed
+        for version, start, _ in sample["metadata"]["midstream"]["spans"]
+        for turn in sample["metadata"]["midstream"]["turns"]
+        if version == 2
+    )
+
+
+def test_no_token_is_lost_and_every_token_says_which_policy_made_it(cut_off):
+    for rollout_id in range(3):
+        for sample in samples(cut_off, rollout_id):
+            spans = sample["metadata"]["midstream"]["spans"]
+            made = [0] * sample["response_length"]
+            for _, start, end in spans:
+                made[start:end] = [1] * (end - start)
+            assert made == sample["loss_mask"]
+            assert all(
+                log_prob < 0 for log_prob, mask in zip(sample["rollout_log_probs"], made, strict=True) if mask
+            )
+            assert {version for version, _, _ in spans} == {int(v) for v in sample["weight_versions"]}
+        before = [r.tokens for r in waiting(cut_off, rollout_id - 1)] if rollout_id else []
+        now = [response(sample) for sample in samples(cut_off, rollout_id)]
+        assert all(any(tokens == response_[: len(tokens)] for response_ in now) for tokens in before)
+
+
+def test_the_environment_goes_on_where_it_was(cut_off):
+    """The reward is 1 only where every step was taken exactly once in one and the same workspace."""
+    for rollout_id in range(3):
+        assert [sample["reward"] for sample in samples(cut_off, rollout_id)] == [1.0] * 6
+    for sample in samples(cut_off, 1) + samples(cut_off, 2):
+        record = sample["metadata"]["midstream"]
+        assert record["resumes"] >= 1
+        assert record["attempts"] == 0
+
+
+def test_a_restart_of_the_host_loses_no_group(cut_off):
+    saved, reloaded = cut_off["rollouts"][1]["waiting"], cut_off["rollouts"][2]["reloaded"]
+    assert saved["groups"] == 3
+    assert reloaded == saved
+
+
+def test_convert_and_split_keep_every_sample_whole(cut_off):
+    for rollout_id in range(3):
+        by_index = {sample["index"]: sample for sample in samples(cut_off, rollout_id)}
+        ranks = cut_off["rollouts"][rollout_id]["ranks"]
+        assert len(ranks) == 2
+        for rank in ranks:
+            for position, index in enumerate(rank["sample_indices"]):
+                sample = by_index.pop(index)
+                assert rank["tokens"][position] == sample["tokens"]
+                assert rank["response_lengths"][position] == sample["response_length"]
+                assert rank["loss_masks"][position] == sample["loss_mask"]
+                assert rank["rollout_log_probs"][position] == pytest.approx(
+                    sample["rollout_log_probs"], rel=1e-6
+                )
+        assert not by_index
+
+
+def test_only_informative_groups_are_trained(filtered):
+    trained = samples(filtered, 0)
+    assert "'rollout/dynamic_filter/drop_all_1': 2" in filtered["log"]
+    assert len({sample["group_index"] for sample in trained}) == 1
+    assert {sample["reward"] for sample in trained} == {0.0, 1.0}
+
+
+def test_rewards_are_normalised_within_their_group(filtered):
+    rewards = {sample["index"]: sample["reward"] for sample in samples(filtered, 0)}
+    mean, deviation = fmean(rewards.values()), stdev(rewards.values())
+    for rank in filtered["rollouts"][0]["ranks"]:
+        expected = [(rewards[index] - mean) / deviation for index in rank["sample_indices"]]
+        assert rank["rewards"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_discard_policy_leaves_nothing_behind(filtered):
+    assert filtered["rollouts"][0]["waiting"] == {"groups": 0, "rollouts": []}
+
+
+def test_the_host_logs_our_metrics_with_its_own(cut_off):
+    assert "'staleness/token_mean'" in cut_off["log"]
+    assert "'rollout/response_len/mean'" in cut_off["log"]

@@ -1,0 +1,78 @@
+"""Tasks that make a host abort where a test wants it, whatever the model says and however slow the machine is.
+
+A model with random weights writes random words. Of each turn the first letter from `a` to `v` is taken as the
+command, which no shell knows, so that all of them run the task's `command_not_found_handle`. A rollout ends
+when the answer to its last step fills up the response.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESPONSE_TOKENS = 1600
+TURN_TOKENS = 24
+LONG_STEPS = 40
+
+LAYER = {
+    "environment": {"step_timeout_s": 600.0},
+    "turns": {
+        "max_turns": 100,
+        "max_tokens_per_turn": TURN_TOKENS,
+        "action_pattern": "([a-v])",
+        "abort_grace_s": 0.2,
+    },
+}
+
+
+def task(name: str, *, steps: int = 1, when_called: str = ":", eval_cmd: str = "") -> dict[str, Any]:
+    """A task that takes `steps` steps; in each `when_called` is run first, with the letter in `$1`.
+
+    The workspace counts the steps that were completed. Unless `eval_cmd` says otherwise the reward is 1 if these
+    are exactly `steps`: none was lost, and none was taken twice.
+    """
+    handler = f"""\
+command_not_found_handle() {{
+  {when_called}
+  echo step >>steps
+  if [[ $(wc -l <steps) -ge {steps} ]]; then printf 'ok %.0s' {{1..{RESPONSE_TOKENS}}}; else echo ok; fi
+}}
+"""
+    metadata = {
+        "files": {".bashrc": handler},
+        "pre_commands": [],
+        "eval_cmd": eval_cmd or f'test "$(wc -l <steps)" -eq {steps}',
+        "workdir": ".",
+    }
+    return {"prompt": f"start {name} <act>", "label": name, "metadata": metadata}
+
+
+def cut_off_tasks(rollout_id_file: Path) -> list[dict[str, Any]]:
+    """Three groups a step, six launched; the steps of some wait for a later rollout.
+
+    Rollout 0 ends with f0 to f2, while f3 and f4 are in one of many turns and f5 is in its only step.
+    Rollout 1 ends with these, while f6 to f8 are in their only step, which rollout 2 finishes.
+    """
+
+    def waits_for(rollout_id: int) -> str:
+        return f"until [[ $(<{rollout_id_file}) -ge {rollout_id} ]]; do sleep 0.05; done"
+
+    return [
+        *(task(f"f{i}") for i in (0, 1, 2)),
+        *(task(f"f{i}", steps=LONG_STEPS) for i in (3, 4)),
+        task("f5", when_called=waits_for(1)),
+        *(task(f"f{i}", when_called=waits_for(2)) for i in (6, 7, 8)),
+    ]
+
+
+def uneven_tasks() -> list[dict[str, Any]]:
+    """Two groups whose rewards are all 1, then groups whose rewards depend on the letters, and mostly differ."""
+    even = [task(f"f{i}") for i in (0, 1)]
+    return even + [
+        task(f"f{i}", when_called="[[ $1 > f ]] && : >late", eval_cmd="test -e late") for i in range(2, 10)
+    ]
+
+
+def write(tasks: list[dict[str, Any]], path: Path) -> Path:
+    """Write the tasks as JSONL, the form in which a host reads its prompts."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in tasks))
+    return path
