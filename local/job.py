@@ -89,6 +89,7 @@ class Run:
             status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
+            self._progress.note("stopping; Ctrl-C again stops at once")
             raise
         finally:
             self._runner.run(self._engine.close())
