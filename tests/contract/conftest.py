@@ -105,6 +105,8 @@ def _run_driver(host: str, repository: Path, run_dir: Path) -> str:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
             raise
-    text = log_path.read_text(errors="replace")
-    assert code == 0, f"the driver ended with {code}; its log ends with:\n{text[-6000:]}"
-    return text
+    logs = [path.read_text(errors="replace") for path in (run_dir / "host.log", log_path) if path.exists()]
+    assert code == 0, f"the driver ended with {code}; its logs end with:\n" + "\n".join(
+        log[-4000:] for log in logs
+    )
+    return logs[0]

@@ -14,15 +14,18 @@ Settings:
     rollouts: how many
     restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
     data_parallel_size: ranks among which the batch is split
-    run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs
+    run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs,
+        `host.log` has what the host's processes logged
     result: file for what came out
 """
 
+import contextlib
 import json
 import sys
 import tempfile
 import urllib.request
 from argparse import Namespace
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,28 @@ def _waiting(manager: Any) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _local_ray(log_path: Path) -> Iterator[None]:
+    """Run Ray on this machine; what the host's processes logged is then at `log_path`."""
+    hook = declare_torchvision_operators
+    # Not in the run directory: Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray_dir:
+        try:
+            with ray.init(
+                num_cpus=_LOGICAL_CPUS,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,  # it forwards the last lines late or never
+                # Every worker imports the host, and with it torchvision.
+                runtime_env={"worker_process_setup_hook": f"{hook.__module__}.{hook.__qualname__}"},
+                _temp_dir=ray_dir,
+            ):
+                yield
+        finally:
+            logs = sorted(Path(ray_dir).glob("session_latest/logs/worker-*"))
+            log_path.write_text("".join(log.read_text(errors="replace") for log in logs))
+
+
 def _plain(value: Any) -> Any:
     """JSON has no tensors and no ranges."""
     return value.tolist() if isinstance(value, torch.Tensor) else list(value)
@@ -124,34 +149,15 @@ def _plain(value: Any) -> Any:
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     """Run the job that `settings` describe; returns what its rollouts returned, in order."""
-    run_dir = Path(settings["run_dir"])
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir, checkpoint = Path(settings["run_dir"]), Path(settings["checkpoint"])
     declare_torchvision_operators()
-    with (
-        router_before(settings["engine_url"], run_dir / "router.log") as router,
-        # Not in the run directory: Ray's sockets need a short path.
-        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray_dir,
-    ):
+    rollouts = []
+    with router_before(settings["engine_url"], run_dir / "router.log") as router:
         args = parse_host_args(
-            settings["host"],
-            Path(settings["checkpoint"]),
-            router,
-            settings["flags"],
-            settings["midstream"],
-            run_dir,
+            settings["host"], checkpoint, router, settings["flags"], settings["midstream"], run_dir
         )
-        with ray.init(
-            num_cpus=_LOGICAL_CPUS,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            _temp_dir=ray_dir,
-            # Every worker imports the host, and with it torchvision.
-            runtime_env={
-                "worker_process_setup_hook": f"{declare_torchvision_operators.__module__}.declare_torchvision_operators"
-            },
-        ):
+        with _local_ray(run_dir / "host.log"):
             job = Job(settings, args)
-            rollouts = []
             for rollout_id in range(settings["rollouts"]):
                 reloaded = job.restart(rollout_id - 1) if rollout_id in settings["restart_before"] else None
                 rollouts.append({**job.rollout(rollout_id), "reloaded": reloaded})

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-RESPONSE_TOKENS = 1600
-TURN_TOKENS = 24
-LONG_STEPS = 40
+TURN_TOKENS = 200  # a random word ends a turn once in 128
+LONG_STEPS = 8
+RESPONSE_TOKENS = 12 * TURN_TOKENS  # a turn without a letter takes no step
 
 LAYER = {
     "environment": {"step_timeout_s": 600.0},
@@ -50,7 +50,8 @@ def cut_off_tasks(rollout_id_file: Path) -> list[dict[str, Any]]:
     """Three groups a step, six launched; the steps of some wait for a later rollout.
 
     Rollout 0 ends with f0 to f2, while f3 and f4 are in one of many turns and f5 is in its only step.
-    Rollout 1 ends with these, while f6 to f8 are in their only step, which rollout 2 finishes.
+    Rollout 1 ends with these, while f6 to f8 are in their only step, which rollout 2 finishes. The rest waits
+    for a rollout that never comes.
     """
 
     def waits_for(rollout_id: int) -> str:
@@ -61,6 +62,7 @@ def cut_off_tasks(rollout_id_file: Path) -> list[dict[str, Any]]:
         *(task(f"f{i}", steps=LONG_STEPS) for i in (3, 4)),
         task("f5", when_called=waits_for(1)),
         *(task(f"f{i}", when_called=waits_for(2)) for i in (6, 7, 8)),
+        *(task(f"f{i}", when_called=waits_for(3)) for i in (9, 10, 11)),
     ]
 
 
