@@ -145,8 +145,8 @@ class PartialRollout:
     def append_observation(self, tokens: Sequence[int], *, seconds: float = 0.0) -> None:
         """Append environment tokens (masked) and close the open turn.
 
-        Before the first turn they belong to no turn: the environment's first observation. The step has
-        changed the environment, so the current snapshot is unknown until ``enter``.
+        Before the first turn they are the environment's first observation. A step changes the environment,
+        so the current snapshot is unknown until ``enter``.
         """
         turn = self.open_turn
         if turn is not None and turn.phase is not Phase.ACTING:
@@ -167,11 +167,21 @@ class PartialRollout:
         if self.open_turn is not None:
             self._replace_turn(snapshot_before=snapshot.id)
 
+    def forget(self, snapshot_id: str) -> None:
+        """Drop a snapshot that cannot be restored; ``rewind_to_snapshot`` then goes to the one before it."""
+        del self.snapshots[snapshot_id]
+        self.turns = [
+            dataclasses.replace(turn, snapshot_before=None) if turn.snapshot_before == snapshot_id else turn
+            for turn in self.turns
+        ]
+        if self.snapshot == snapshot_id:
+            self.snapshot = None
+
     def rewind_to_snapshot(self) -> None:
         """Drop what came after the newest known state of the environment; nothing if that is the end.
 
-        A rollout whose snapshot failed has a transcript that is ahead of every state that can be
-        restored. Without any snapshot it begins anew.
+        Where a snapshot failed, the transcript is ahead of every state that can be restored. Without any
+        snapshot the rollout begins anew.
         """
         if self.snapshot is not None or not self.turns:
             return
@@ -266,8 +276,7 @@ class PartialRollout:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Rebuild a rollout; raises RecordError if the value's parts contradict each other."""
-        unknown = value.keys() - {f.name for f in dataclasses.fields(cls)}
-        if unknown:
+        if unknown := value.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise RecordError(
                 f"unknown fields {sorted(unknown)}: the record is of another version of midstream"
             )

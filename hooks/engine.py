@@ -11,7 +11,7 @@ import aiohttp
 from midstream.buffers.rollout import Span
 
 _RETRY_FIRST_S = 0.25
-_RETRY_LONGEST_S = 5.0
+_RETRY_LONGEST_S = 1.0  # no longer, so that an abort is noticed in a wait
 # The answers with which a proxy or an engine that starts, stops or is paused says "not now".
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _ERROR_BODY_CHARACTERS = 500
@@ -86,7 +86,8 @@ class Engine:
         ``routing_key`` keeps the calls of one rollout on one worker behind a consistent-hashing router.
 
         Raises:
-            EngineUnavailable: no usable answer within ``retry_s``.
+            EngineUnavailable: the engine has failed to answer for ``retry_s``. How long a generation took
+                before that does not count.
             EngineRejected: the engine refuses the request (a 4xx answer).
         """
         payload = {
@@ -96,13 +97,14 @@ class Engine:
         }
         headers = {"X-SMG-Routing-Key": routing_key} if routing_key else None
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self.retry_s
+        give_up_at: float | None = None
         pause_s = _RETRY_FIRST_S
         while not aborted():
             dispatch_version = self.version
             try:
                 answer = await self._post(payload, headers)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                give_up_at = give_up_at or loop.time() + self.retry_s
                 if loop.time() + pause_s > give_up_at:
                     raise EngineUnavailable(
                         f"no answer from the engine at {self.url} within {self.retry_s:g} s "

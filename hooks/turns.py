@@ -6,14 +6,25 @@ which it can go on again, and never leaves an environment open.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
-from midstream.envs.protocol import Environment, EnvironmentFactory, EnvironmentFailure, Step, Task
+from midstream.envs.protocol import (
+    Environment,
+    EnvironmentFactory,
+    EnvironmentFailure,
+    RestoreMismatch,
+    SnapshotMissing,
+    Step,
+    Task,
+)
 from midstream.hooks.engine import Engine, Generation
+
+_logger = logging.getLogger(__name__)
 
 # How often a wait on the environment looks whether the host has called the batch complete. Hosts offer
 # a flag, not an event.
@@ -91,12 +102,14 @@ class Play:
     keeps_environment: bool = True
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
+    _context_is_full: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Play until the rollout is finished or the host aborts.
 
         Afterwards ``rollout.status`` says which. An environment that fails is replaced by one from the
-        last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward.
+        last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward. A
+        snapshot that cannot be restored costs the turns since the one before it.
         """
         rollout = self.rollout
         try:
@@ -106,7 +119,11 @@ class Play:
                 except _Cut:
                     rollout.status = Status.ABORTED
                     return
-                except EnvironmentFailure:
+                except (SnapshotMissing, RestoreMismatch):
+                    # No attempt: there is one snapshot less each time, and the task itself at the end.
+                    continue
+                except EnvironmentFailure as failure:
+                    _logger.warning("environment failed, attempt %d: %s", rollout.attempts + 1, failure)
                     rollout.attempts += 1
                     if rollout.attempts >= self.rules.max_attempts:
                         rollout.status = Status.FAILED
@@ -124,7 +141,7 @@ class Play:
         if turn is not None and turn.phase is Phase.ACTING:
             await self._settle_snapshot()
             await self._act(environment)
-        elif self._budget() <= 0 or (turn is None and len(self.rollout.turns) >= self.rules.max_turns):
+        elif self._is_out_of_room() or (turn is None and len(self.rollout.turns) >= self.rules.max_turns):
             await self._settle_snapshot()
             await self._score(environment, Status.TRUNCATED)
         else:
@@ -137,19 +154,35 @@ class Play:
         if self.keeps_environment and rollout.snapshot is None and rollout.turns:
             rollout.rewind_to_snapshot()
             self.sink.rewrite(rollout)
-        if rollout.status is Status.ABORTED and rollout.turns:
-            rollout.resumes += 1
-        rollout.status = Status.PENDING
+        goes_on = rollout.status is Status.ABORTED and bool(rollout.turns)
         if self.keeps_environment and rollout.snapshot is not None:
-            snapshot = rollout.snapshots[rollout.snapshot]
-            self._environment = await self.environments.resume(self.task, snapshot)
+            environment = await self._within_grace(self._restored(rollout.snapshot))
+            self._environment = environment
         else:
-            self._environment = await self.environments.start(self.task)
-            first = await self._environment.reset(self.task)
-            if not rollout.tokens and first.text:
-                self._observe(first.text, seconds=0.0)
+            environment, first = await self._within_grace(self._begun())
+            self._environment = environment
+            if not rollout.tokens and first:
+                self._observe(first, seconds=0.0)
             self._snapshot_behind()
-        return self._environment
+        rollout.resumes += goes_on
+        rollout.status = Status.PENDING
+        return environment
+
+    async def _restored(self, snapshot_id: str) -> Environment:
+        try:
+            return await self.environments.resume(self.task, self.rollout.snapshots[snapshot_id])
+        except (SnapshotMissing, RestoreMismatch) as failure:
+            _logger.warning("snapshot %s cannot be restored, going back before it: %s", snapshot_id, failure)
+            self.rollout.forget(snapshot_id)
+            raise
+
+    async def _begun(self) -> tuple[Environment, str]:
+        environment = await self.environments.start(self.task)
+        try:
+            return environment, (await environment.reset(self.task)).text
+        except BaseException:
+            await environment.close()
+            raise
 
     async def _generate(self) -> None:
         """Generate the open turn's action, or the rest of it where it was cut off."""
@@ -168,7 +201,9 @@ class Play:
         if generation.finish == "abort":
             await self._settle_snapshot()
             raise _Cut
-        if generation.finish == "stop" or self._budget() > 0:
+        # The engine may stop before it has made all that was asked for: its context is full.
+        self._context_is_full = generation.finish == "length" and len(generation.tokens) < room
+        if generation.finish == "stop" or not self._is_out_of_room():
             rollout.finish_action()
 
     async def _act(self, environment: Environment) -> None:
@@ -203,6 +238,9 @@ class Play:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)[: max(self._budget(), 0)]
         self.rollout.append_observation(tokens, seconds=seconds)
         self.sink.append_observation(tokens, text)
+
+    def _is_out_of_room(self) -> bool:
+        return self._budget() <= 0 or self._context_is_full
 
     def _budget(self) -> int:
         """Tokens that the whole response may still get."""
@@ -246,7 +284,7 @@ class Play:
     async def _settle_snapshot(self) -> None:
         if self._snapshotting is not None:
             snapshotting, self._snapshotting = self._snapshotting, None
-            await snapshotting
+            await self._within_grace(snapshotting)
 
     async def _close(self) -> None:
         if self._snapshotting is not None:
@@ -255,4 +293,8 @@ class Play:
             self._snapshotting = None
         if self._environment is not None:
             environment, self._environment = self._environment, None
-            await environment.close()
+            try:
+                await environment.close()
+            except EnvironmentFailure as failure:
+                # The rollout is what it is; what could not be released is the environment's to report.
+                _logger.warning("an environment could not be closed: %s", failure)

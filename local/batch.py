@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from midstream.buffers.rollout import PartialRollout
+from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.rewards import post_process
-from midstream.local.rollout import load_function
 from midstream.local.sample import Sample
 from midstream.local.trainer import RolloutData
 

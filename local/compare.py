@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from midstream.conf.compose import write_resolved
+from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import JobConfig
 from midstream.envs.tasks import load_tasks
 from midstream.local.args import slime_args
@@ -38,11 +39,13 @@ def compare(
     result are written from what was recorded, also after an interruption.
 
     Raises:
+        ConfigError: ``run_dir`` holds another comparison.
         TasksError: the tasks cannot be used; nothing has been started.
         ServerError: the server cannot be started, or died too often.
     """
     shared = next(iter(runs.values()))
     run_dir = shared.run_dir
+    _refuse_used(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     tasks = _tasks(shared, run_dir)
     for config in runs.values():
@@ -61,10 +64,20 @@ def compare(
             for config in runs.values():
                 _run(config, server, checkpoint, tasks, tokenizer, progress, command)
         finally:
-            server.stop()
-            progress.close()
-            result = _publish(run_dir, runs)
+            try:
+                server.stop()
+            finally:
+                progress.close()
+                result = _publish(run_dir, runs)
     return result
+
+
+def _refuse_used(run_dir: Path) -> None:
+    used = sorted(run_dir.glob(f"*/{EVENTS_FOLDER}/*.jsonl"))
+    if used:
+        raise ConfigError(
+            [Problem("run_dir", str(run_dir), f"choose another: {used[0].parent} holds an earlier run")]
+        )
 
 
 def _run(

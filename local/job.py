@@ -3,6 +3,7 @@
 import asyncio
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +11,14 @@ from typing import Any
 
 from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import JobConfig
-from midstream.hooks.slime.sample import recorded_rollout
+from midstream.hooks.slime.host import load_function
+from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import engine_of, environments_of
 from midstream.local.batch import convert, fresh_gap
 from midstream.local.events import EventWriter
 from midstream.local.measure import group_fields, rollout_fields
 from midstream.local.progress import Progress
-from midstream.local.rollout import GenerateState, RolloutBatch, generate_rollout, load_function
+from midstream.local.rollout import GenerateState, RolloutBatch, generate_rollout
 from midstream.local.sample import Sample
 from midstream.local.server import EngineServer, ServerError
 from midstream.local.supervision import supervised
@@ -179,10 +181,13 @@ class Run:
             rollout for sample, rollout in zip(samples, rollouts, strict=True) if not sample.remove_sample
         ]
         fields = rollout_fields(trained, version=step) | group_fields(batch.samples)
+        dropped = [r for sample in samples_of(batch.dropped) if (r := recorded_rollout(sample)) is not None]
         after = self._totals()
         generated = after.generated_tokens - before.generated_tokens
         still_waiting = after.buffered_tokens - before.buffered_tokens
-        reward_mean = fmean(data["raw_reward"])
+        raw_rewards = zip(samples, data["raw_reward"], strict=True)
+        rewards = [reward for sample, reward in raw_rewards if not sample.remove_sample]
+        reward_mean = fmean(rewards) if rewards else None
         self._events.write(
             "step",
             step=step,
@@ -195,9 +200,7 @@ class Run:
             buffered_rollouts=after.buffered_rollouts,
             buffered_tokens=after.buffered_tokens,
             # Counted when they happen: a rollout may be resumed and cut off again before it is trained on.
-            resumes=sum(rollout.resumes for rollout in trained)
-            + after.buffered_resumes
-            - before.buffered_resumes,
+            resumes=_resumes(rollouts + dropped) + after.buffered_resumes - before.buffered_resumes,
             restores_checked=after.restores_checked - before.restores_checked,
             restores_bad=after.restores_bad - before.restores_bad,
             logprob_gap_fresh=fresh_gap(rollouts, data["log_probs"], step),
@@ -217,7 +220,7 @@ class Run:
             generated_tokens=self._engine.counters.generated_tokens,
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
-            buffered_resumes=sum(rollout.resumes for rollout in waiting),
+            buffered_resumes=_resumes(waiting),
             restores_checked=environments.restores_checked,
             restores_bad=environments.restores_bad,
         )
@@ -230,3 +233,7 @@ class Run:
     def _clock(self) -> float:
         """Seconds since the run's start."""
         return time.monotonic() - self._started
+
+
+def _resumes(rollouts: Sequence[PartialRollout]) -> int:
+    return sum(rollout.resumes for rollout in rollouts)

@@ -5,7 +5,6 @@ the data source where the job asks for partial rollout.
 """
 
 import asyncio
-import importlib
 import inspect
 import logging
 from argparse import Namespace
@@ -16,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from midstream.hooks.slime.host import load_function
 from midstream.local.sample import Sample
 
 _logger = logging.getLogger(__name__)
@@ -50,25 +50,11 @@ class RolloutBatch:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-def load_function(path: str) -> Callable[..., Any]:
-    """Import a hook by its path, ``package.module.function``.
-
-    Raises:
-        ImportError: the module or the function does not exist.
-    """
-    module, _, name = path.rpartition(".")
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise ImportError(f"hook {path}: module {module} has no {name}") from None
-    return function
-
-
 async def generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -> RolloutBatch:
     """Complete ``args.rollout_batch_size`` groups; what else was launched is cut off.
 
-    Unfinished groups go to ``data_source.add_samples`` with ``args.partial_rollout``, and so do finished
-    groups that the batch had no room for; without it both are dropped.
+    Unfinished groups go to ``data_source.add_samples`` with ``args.partial_rollout``, and are dropped
+    without. As in slime, groups that finished when the batch was full already are dropped either way.
     """
     state: GenerateState = args.generate_state
     state.aborted = False
@@ -76,8 +62,7 @@ async def generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -
     pending: set[asyncio.Task[Group]] = set()
     batch: list[Group] = []
     finished: list[Group] = []
-    surplus: list[Group] = []
-    filtered: list[Group] = []
+    dropped: list[Group] = []
     reasons: Counter[str] = Counter()
     try:
         while len(batch) < args.rollout_batch_size:
@@ -89,25 +74,25 @@ async def generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -
                 finished.append(group)
                 verdict = keep(group)
                 if not verdict.keep:
-                    filtered.append(group)
+                    dropped.append(group)
                     reasons[f"rollout/dynamic_filter/drop_{verdict.reason}"] += 1
                 elif len(batch) < args.rollout_batch_size:
                     batch.append(group)
                 else:
-                    surplus.append(group)
-        leftovers = surplus + await _abort(args, rollout_id, pending)
+                    dropped.append(group)
+        leftovers = await _abort(args, rollout_id, pending)
     except BaseException:
         await _cancel(pending)
         raise
     finally:
         state.aborted = False
     if args.rollout_all_samples_process_path is not None:
-        load_function(args.rollout_all_samples_process_path)(args, finished, data_source)
+        load_function(args.rollout_all_samples_process_path)(args, finished, data_source.get_samples)
     batch.sort(key=_index)
     if args.partial_rollout and leftovers:
         data_source.add_samples(leftovers)
-        return RolloutBatch(batch, filtered, dict(reasons))
-    return RolloutBatch(batch, filtered + leftovers, dict(reasons))
+        return RolloutBatch(batch, dropped, dict(reasons))
+    return RolloutBatch(batch, dropped + leftovers, dict(reasons))
 
 
 async def _generate_group(args: Namespace, group: Group) -> Group:

@@ -1,6 +1,5 @@
 """``--data-source-path midstream.hooks.slime.data_source.DataSource``"""
 
-import importlib
 import logging
 import os
 import pickle
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from midstream.buffers.partial import PartialBuffer, oldest_first
-from midstream.buffers.policies import Decision, resume_policy
+from midstream.buffers.policies import Decision, ResumePolicy, resume_policy
 from midstream.buffers.rollout import PartialRollout
-from midstream.hooks.slime.host import running_host
+from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.sample import Group, recorded_rollout, rewrite, samples_of, store
 from midstream.hooks.slime.settings import layer_of
 
@@ -45,6 +44,7 @@ class DataSource:
         self._host = running_host(args)
         self._prompts = self._host.load("prompts", "RolloutDataSource")(args)
         self._policy = resume_policy(layer_of(args).resume_policy)
+        _check_flags(args, self._policy)
         self._buffer: PartialBuffer[Group] = PartialBuffer(self._select())
         self.counters = BufferCounters()
 
@@ -147,10 +147,22 @@ class DataSource:
         path = self._args.buffer_filter_path
         if path is None:
             return oldest_first
-        module, _, name = path.rpartition(".")
-        chosen = getattr(importlib.import_module(module), name)
+        chosen = load_function(path)
         # slime passes None for the rollout id, and its filters expect no more.
         return lambda groups, count: chosen(self._args, None, groups, count)
+
+
+def _check_flags(args: Namespace, policy: ResumePolicy) -> None:
+    """Raise ValueError where the host's flags would make the policy do something else than it says."""
+    setting = f"midstream.resume_policy={policy.name}"
+    needs_rest = policy.unfinished is not Decision.DROP and not policy.waits
+    if needs_rest and not args.partial_rollout:
+        raise ValueError(f"{setting} needs --partial-rollout: without it the host drops what is unfinished")
+    if policy.waits and args.over_sampling_batch_size > args.rollout_batch_size:
+        raise ValueError(
+            f"{setting} with --over-sampling-batch-size {args.over_sampling_batch_size} above --rollout-batch-size "
+            f"{args.rollout_batch_size} would cut rollouts off: set them equal, or choose another policy"
+        )
 
 
 def _mapped(group: Group, change: Any) -> Group:

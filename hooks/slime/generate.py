@@ -26,22 +26,26 @@ async def generate(
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
-    await Play(
+    play = Play(
         rollout=rollout,
         task=task,
         engine=engine_of(args),
         environments=environments_of(args),
         tokenizer=state.tokenizer,
         sampling_params=sampling_params,
-        max_response_tokens=_budget(args, sampling_params, len(rollout.prompt_tokens)),
+        max_response_tokens=_budget(args, sampling_params, len(rollout.prompt_tokens), evaluation),
         rules=_rules(layer),
         sink=SampleSink(args, sample, state.tokenizer),
         # An evaluation is not part of the batch that a host completes by aborting.
         aborted=(lambda: False) if evaluation else (lambda: state.aborted),
         routing_key=_routing_key(args, sample),
         keeps_environment=resume_policy(layer.resume_policy).keeps_environment,
-    ).run()
-    store(sample, rollout)
+    )
+    try:
+        await play.run()
+    finally:
+        # The sample has the tokens already; without its record nobody could go on from them.
+        store(sample, rollout)
     return sample
 
 
@@ -61,9 +65,9 @@ def _rules(layer: LayerConfig) -> TurnRules:
     )
 
 
-def _budget(args: Namespace, sampling_params: dict[str, Any], prompt_tokens: int) -> int:
+def _budget(args: Namespace, sampling_params: dict[str, Any], prompt_tokens: int, evaluation: bool) -> int:
     budget = int(sampling_params["max_new_tokens"])
-    context = getattr(args, "rollout_max_context_len", None)
+    context = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     return budget if context is None else min(budget, int(context) - prompt_tokens)
 
 

@@ -7,10 +7,25 @@ looked up there, by names that the family shares.
 import importlib
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 _FAMILY = ("slime", "miles")
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Import a hook by its path, ``package.module.function``.
+
+    Raises:
+        ImportError: the module or the function does not exist.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except AttributeError:
+        raise ImportError(f"hook {path}: module {module} has no {name}") from None
+    return function
 
 
 @dataclass(frozen=True)

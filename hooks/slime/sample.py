@@ -90,6 +90,9 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     if rollout.status is Status.FAILED:
         sample.remove_sample = True
         sample.reward = 0.0
+        # Hosts decide by the first sample whether a batch has log-probs; one without a token has none yet.
+        sample.rollout_log_probs = sample.rollout_log_probs or []
+        sample.loss_mask = sample.loss_mask or []
 
 
 def rewrite(sample: Any, rollout: PartialRollout, response: str) -> None:

@@ -27,14 +27,15 @@ LAYER = {
 def task(name: str, *, steps: int = 1, when_called: str = ":", eval_cmd: str = "") -> dict[str, Any]:
     """A task that takes `steps` steps; in each `when_called` is run first, with the letter in `$1`.
 
-    The workspace counts the steps that were completed. Unless `eval_cmd` says otherwise the reward is 1 if these
-    are exactly `steps`: none was lost, and none was taken twice.
+    The workspace counts the steps that were completed, and answers each but the last with their number. Unless
+    `eval_cmd` says otherwise the reward is 1 if it has counted exactly `steps`.
     """
     handler = f"""\
 command_not_found_handle() {{
   {when_called}
   echo step >>steps
-  if [[ $(wc -l <steps) -ge {steps} ]]; then printf 'ok %.0s' {{1..{RESPONSE_TOKENS}}}; else echo ok; fi
+  local count=$(wc -l <steps)
+  if ((count < {steps})); then echo "$count"; else printf 'ok %.0s' {{1..{RESPONSE_TOKENS}}}; fi
 }}
 """
     metadata = {

@@ -17,7 +17,9 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return [
         (page.name, block)
         for page in PAGES
-        for block in re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for block in re.findall(
+            rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+        )
     ]
 
 
@@ -35,7 +37,9 @@ def test_python_in_the_docs_runs(page: str, code: str) -> None:
 @pytest.mark.parametrize("line", commands("midstream compare"))
 def test_compare_commands_are_accepted(line: str, tmp_path: Path) -> None:
     tasks = tmp_path / "my_tasks.jsonl"
-    tasks.write_text('{"prompt": "start f0 <act>", "label": "", "metadata": {"files": {}, "eval_cmd": "true"}}\n')
+    tasks.write_text(
+        '{"prompt": "start f0 <act>", "label": "", "metadata": {"files": {}, "eval_cmd": "true"}}\n'
+    )
     words = shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:]
     done = subprocess.run(
         [sys.executable, "-m", "midstream.cli.main", *words, "--dry-run"],
@@ -60,7 +64,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_hooks_of_the_slime_page_exist() -> None:
-    from midstream.local.rollout import load_function
+    from midstream.hooks.slime.host import load_function
 
     paths = set(re.findall(r"midstream\.hooks\.slime\.[\w.]+", (ROOT / "docs" / "slime.md").read_text()))
     assert len(paths) == 5

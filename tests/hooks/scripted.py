@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from midstream.envs.protocol import EnvironmentFailure, Observation, Snapshot, Step, Task
+from midstream.envs.protocol import EnvironmentFailure, Observation, Snapshot, SnapshotMissing, Step, Task
 
 WORDS = ["<end>", "add", "slow", "done", "break", "obs"] + [str(number) for number in range(30)]
 IDS = {word: index for index, word in enumerate(WORDS)}
@@ -37,11 +37,13 @@ class ScriptedEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     on_request: Callable[[int], None] = lambda number: None
     statuses: list[int] = field(default_factory=list)
+    slow_s: float = 0.0
     url: str = ""
 
     async def _generate(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
         self.on_request(len(self.requests))
+        await asyncio.sleep(self.slow_s)
         if self.statuses and (status := self.statuses.pop(0)) != 200:
             return web.Response(status=status, text="not now")
         words, finish = self.answers.pop(0)
@@ -80,6 +82,9 @@ class NumberEnvironments:
     failing_steps: int = 0
     failing_snapshots: int = 0
     failing_starts: int = 0
+    failing_closes: int = 0
+    slow_starts_s: float = 0.0
+    lost_snapshots: set[str] = field(default_factory=set)
     live: int = 0
     starts: int = 0
     resumed_from: list[str] = field(default_factory=list)
@@ -90,10 +95,13 @@ class NumberEnvironments:
         if self.failing_starts:
             self.failing_starts -= 1
             raise EnvironmentFailure("no sandbox to be had")
+        await asyncio.sleep(self.slow_starts_s)
         self.starts += 1
         return NumberEnvironment(self, 0)
 
     async def resume(self, task: Task, snapshot: Snapshot) -> "NumberEnvironment":
+        if snapshot.id in self.lost_snapshots:
+            raise SnapshotMissing(f"snapshot {snapshot.id} is gone")
         self.resumed_from.append(snapshot.id)
         return NumberEnvironment(self, int(snapshot.id))
 
@@ -131,3 +139,6 @@ class NumberEnvironment:
 
     async def close(self) -> None:
         self._owner.live -= 1
+        if self._owner.failing_closes:
+            self._owner.failing_closes -= 1
+            raise EnvironmentFailure("the sandbox cannot be removed")

@@ -33,6 +33,9 @@ def args(tmp_path: Path) -> Namespace:
         rollout_shuffle=False,
         rollout_seed=0,
         n_samples_per_prompt=2,
+        rollout_batch_size=2,
+        over_sampling_batch_size=4,
+        partial_rollout=True,
         buffer_filter_path=None,
         rollout_function_path="midstream.local.rollout.generate_rollout",
         save=str(tmp_path / "checkpoint"),
@@ -97,6 +100,31 @@ def test_a_failed_rollout_is_out_of_the_loss() -> None:
     play(sample, Status.FAILED)
     assert sample.remove_sample
     assert sample.status is Sample.Status.FAILED
+
+
+def test_a_rollout_that_failed_before_its_first_token_has_log_probs() -> None:
+    sample = Sample(prompt="7")
+    rollout = begin_rollout(sample, task_of(sample), WordTokenizer())
+    rollout.status = Status.FAILED
+    store(sample, rollout)
+    assert (sample.rollout_log_probs, sample.loss_mask, sample.remove_sample) == ([], [], True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "flags", "words"),
+    [
+        ("continue", {"partial_rollout": False}, "needs --partial-rollout"),
+        ("restart", {"partial_rollout": False}, "needs --partial-rollout"),
+        ("wait", {"partial_rollout": False}, "would cut rollouts off"),
+    ],
+)
+def test_flags_that_contradict_the_policy_are_refused(
+    args: Namespace, policy: str, flags: dict[str, Any], words: str
+) -> None:
+    args.midstream["resume_policy"] = policy
+    vars(args).update(flags)
+    with pytest.raises(ValueError, match=f"resume_policy={policy}.*{words}"):
+        DataSource(args)
 
 
 def test_waiting_groups_go_before_new_prompts(args: Namespace) -> None:

@@ -284,3 +284,73 @@ def test_a_request_that_the_engine_refuses_is_not_repeated() -> None:
     with pytest.raises(EngineRejected, match="answered 400: not now"):
         scene.play()
     assert len(scene.engine.requests) == 1
+
+
+def test_a_lost_snapshot_costs_the_turns_since_the_one_before_it() -> None:
+    answers = [("add <end>", "stop"), ("add <end>", "stop"), ("add", "abort"), ("done <end>", "stop")]
+    scene = Scene(answers)
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 3)
+    scene.play()
+    assert scene.rollout.snapshot == "2"
+    scene.aborted, scene.engine.on_request = False, lambda number: None
+    scene.environments.lost_snapshots = {"2"}
+    rollout = scene.play()
+    assert scene.environments.resumed_from == ["1"]
+    assert (scene.text(), rollout.reward) == ("add <end> obs 1 done <end>", 1.0)
+    assert (rollout.attempts, rollout.resumes, rollout.discarded_tokens) == (0, 1, 3)
+
+
+def test_a_rollout_whose_snapshots_are_all_lost_begins_anew() -> None:
+    scene = Scene([("add <end>", "stop"), ("add", "abort"), ("done <end>", "stop")])
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 2)
+    scene.play()
+    scene.aborted, scene.engine.on_request = False, lambda number: None
+    scene.environments.lost_snapshots = {"0", "1"}
+    rollout = scene.play()
+    assert (scene.text(), rollout.status, rollout.reward) == ("done <end>", Status.COMPLETED, 0.0)
+    assert scene.environments.starts == 2
+
+
+def test_an_environment_that_cannot_be_closed_changes_nothing() -> None:
+    scene = Scene([("add <end>", "stop"), ("done <end>", "stop")])
+    scene.environments.failing_closes = 1
+    rollout = scene.play()
+    assert (scene.text(), rollout.status, rollout.reward) == (
+        "add <end> obs 1 done <end>",
+        Status.COMPLETED,
+        1.0,
+    )
+
+
+def test_an_abort_does_not_wait_for_a_slow_start() -> None:
+    scene = Scene(
+        [("done <end>", "stop")],
+        environments=NumberEnvironments(slow_starts_s=30.0),
+        rules=TurnRules(observation_template="obs {observation}", abort_grace_s=0.1),
+    )
+
+    async def abort_during_the_start() -> None:
+        async with scene.engine.serving() as url:
+            playing = asyncio.create_task(scene.run(url))
+            await asyncio.sleep(0.1)
+            scene.aborted = True
+            await asyncio.wait_for(playing, timeout=5)
+
+    asyncio.run(abort_during_the_start())
+    assert (scene.rollout.status, scene.rollout.resumes) == (Status.ABORTED, 0)
+    scene.aborted, scene.environments.slow_starts_s = False, 0.0
+    assert scene.play().status is Status.COMPLETED
+
+
+def test_the_patience_with_a_dead_engine_begins_when_it_dies() -> None:
+    scene = Scene([("done <end>", "stop")], retry_s=0.8)
+    scene.engine.slow_s, scene.engine.statuses = 1.0, [503]
+    scene.engine.on_request = lambda number: setattr(scene.engine, "slow_s", 1.0 if number == 1 else 0.0)
+    assert scene.play().status is Status.COMPLETED
+
+
+def test_an_engine_whose_context_is_full_ends_the_rollout() -> None:
+    scene = Scene([("add <end>", "stop"), ("add", "length")])
+    rollout = scene.play()
+    assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 1.0)
+    assert scene.environments.executed == ["add"]

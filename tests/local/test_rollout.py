@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from midstream.local.rollout import DynamicFilterOutput, GenerateState, generate_rollout, load_function
+from midstream.hooks.slime.host import load_function
+from midstream.local.rollout import DynamicFilterOutput, GenerateState, generate_rollout
 from midstream.local.sample import Sample
 
 
