@@ -71,7 +71,7 @@ class EngineConfig(Section):
     """How patient the client of the inference engine is."""
 
     retry_s: float = Field(default=120.0, ge=0)
-    """How long a dead engine is waited for before the rollout fails."""
+    """How long an engine that does not answer is waited for before the job fails."""
     request_timeout_s: Seconds = 600.0
     """How long one generation may take before it is asked for again."""
 
@@ -84,9 +84,9 @@ class LayerConfig(Section):
     dropped; it starts anew; it goes on, tokens and environment; its tokens go on in an environment that
     starts anew."""
     run_dir: PathSetting | None = None
-    """Where the layer writes its events, and by default its snapshots."""
+    """Where the layer keeps what it writes: by default its snapshots."""
     max_attempts: Count = 3
-    """How often one rollout may fail for reasons of infrastructure before it is masked."""
+    """With so many failures of its infrastructure a rollout is masked."""
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
     turns: TurnConfig = Field(default_factory=TurnConfig)

@@ -105,7 +105,7 @@ class ServerConfig(Section):
     """None: any free port."""
     launch_timeout_s: Seconds = 180.0
     stop_timeout_s: Seconds = 20.0
-    """How long a server that was asked to stop may take before it is killed."""
+    """How long the killed server's processes may take to be gone."""
     mem_fraction_static: float = Field(default=0.3, gt=0, lt=1)
     max_total_tokens: Count = 65536
     """Size of the KV cache."""
