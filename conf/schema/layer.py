@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from string import Formatter
 from typing import Literal, Self
 
@@ -91,13 +90,6 @@ class LayerConfig(Section):
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
     turns: TurnConfig = Field(default_factory=TurnConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
-
-    @property
-    def snapshot_dir(self) -> Path | None:
-        """Where snapshots are kept; None if neither `snapshots.path` nor `run_dir` is set."""
-        if self.snapshots.path is not None or self.run_dir is None:
-            return self.snapshots.path
-        return self.run_dir / "snapshots"
 
 
 def _template_problems(template: str) -> Iterator[Problem]:

@@ -13,12 +13,6 @@ from midstream.conf.schema import LayerConfig
 def test_a_run_directory_is_all_that_a_host_must_name():
     config = layer_config({"run_dir": "/runs/a"})
     assert config == LayerConfig(run_dir=Path("/runs/a"))
-    assert config.snapshot_dir == Path("/runs/a/snapshots")
-
-
-def test_snapshots_can_lie_elsewhere():
-    config = layer_config({"run_dir": "/runs/a", "snapshots": {"path": "/fast/disk"}})
-    assert config.snapshot_dir == Path("/fast/disk")
 
 
 @pytest.mark.parametrize(
