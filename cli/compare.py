@@ -152,5 +152,5 @@ def _print(result: Mapping[str, Any]) -> None:
 
 def _exit_code(result: Mapping[str, Any], asked: int) -> int:
     runs: Sequence[Mapping[str, Any]] = result["runs"]
-    as_asked = len(runs) == asked and all(run["status"] == "ok" and not run["restores_bad"] for run in runs)
-    return FINE if as_asked else DEGRADED
+    sound = [run["status"] == "ok" and not run["restores_bad"] and not run["failed_rollouts"] for run in runs]
+    return FINE if len(runs) == asked and all(sound) else DEGRADED

@@ -1,6 +1,7 @@
 """The `midstream` command and its exit codes: 0 fine, 1 failed, 2 wrong usage, 3 degraded, 130 Ctrl-C."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (those of the process where None) and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     settings = Settings(arguments=tuple(arguments))
+    # A job that is told to end, by `timeout` or a scheduler, cleans up as it does after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         code = midstream.main(arguments, prog_name="midstream", standalone_mode=False, obj=settings)
     except click.ClickException as error:

@@ -54,7 +54,9 @@ def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
     overrides = list(overrides)
     shared = compose(overrides)
     here = f"run_dir={_quoted(str(shared.run_dir))}"
-    return {name: compose([*overrides, here, f"strategy={name}"]) for name in shared.strategies}
+    # Each run has a folder of its own, whatever an override says.
+    own = "midstream.run_dir='${run_dir}/${strategy}'"
+    return {name: compose([*overrides, here, own, f"strategy={name}"]) for name in shared.strategies}
 
 
 def layer_config(values: object) -> LayerConfig:

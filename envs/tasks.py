@@ -24,6 +24,8 @@ def load_tasks(path: Path | str) -> list[Task]:
     Raises TasksError: a missing or empty file, or `FILE:LINE: …` for the first line that is no task.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise TasksError(f"{path}: not a regular file; pass a JSONL file")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -49,9 +51,19 @@ def parse_task(line: str | bytes) -> Task:
         raise TasksError(f"not UTF-8 at byte {error.start + 1}; save the file as UTF-8") from error
     except json.JSONDecodeError as error:
         raise TasksError(f"broken JSON at column {error.colno}: {error.msg}; one object a line") from error
+    except (RecursionError, ValueError) as error:
+        raise TasksError(f"JSON that cannot be read ({error}); nest less, and use shorter numbers") from error
     if not isinstance(value, dict):
         raise TasksError(f"expected an object with prompt, label and metadata, found {_named(value)}")
     prompt = _member(value, "prompt", str)
+    if not prompt.strip():
+        raise TasksError("the prompt is blank; say what is to be done")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TasksError(
+            f"half of a surrogate pair ({error.object[error.start]!a}); use whole characters"
+        ) from error
     label = _member(value, "label", str, type(None), default=None)
     metadata = _member(value, "metadata", dict)
     check_metadata(metadata)
@@ -60,12 +72,20 @@ def parse_task(line: str | bytes) -> Task:
 
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Raises TasksError where a workspace could not be set up or scored from this."""
-    for name, text in _member(metadata, "metadata.files", dict, default={}).items():
+    if "midstream" in metadata:
+        raise TasksError("metadata.midstream is where rollouts keep their record; use another key")
+    files = _member(metadata, "metadata.files", dict, default={})
+    for name, text in files.items():
         if not isinstance(text, str):
             raise TasksError(f"metadata.files[{name!r}] must be a string, found {_named(text)}")
         _check_inside(f"metadata.files[{name!r}]", name)
         if PurePosixPath(name) == PurePosixPath("."):
             raise TasksError(f"metadata.files has the name {name!r}; give each file a relative path")
+        for above in PurePosixPath(name).parents:
+            if str(above) in files:
+                raise TasksError(
+                    f"metadata.files has {str(above)!r} both as a file and as the folder of {name!r}"
+                )
     for index, command in enumerate(_member(metadata, "metadata.pre_commands", list, default=[])):
         if not isinstance(command, str):
             raise TasksError(f"metadata.pre_commands[{index}] must be a string, found {_named(command)}")

@@ -88,7 +88,7 @@ class Engine:
         Raises:
             EngineUnavailable: the engine has failed to answer for ``retry_s``. How long a generation took
                 before that does not count.
-            EngineRejected: the engine refuses the request (a 4xx answer).
+            EngineRejected: the engine refuses the request (a 4xx answer), or its answer makes no sense.
         """
         payload = {
             "input_ids": list(input_tokens),
@@ -115,7 +115,13 @@ class Engine:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RETRY_LONGEST_S)
                 continue
-            generation = read_generation(answer, dispatch_version)
+            try:
+                generation = read_generation(answer, dispatch_version)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise EngineRejected(
+                    f"{self.url}/generate answered what no SGLang answers ({type(error).__name__}: {error}); "
+                    "is something else listening there?"
+                ) from error
             self._count(generation)
             return generation
         return ABORTED_BEFORE_DISPATCH
@@ -142,7 +148,10 @@ class Engine:
                     raise EngineRejected(f"{self.url}/generate answered {response.status}: {_excerpt(body)}")
         finally:
             self.counters.in_flight -= 1
-        answer: dict[str, Any] = json.loads(body)
+        try:
+            answer: dict[str, Any] = json.loads(body)
+        except ValueError as error:
+            raise aiohttp.ClientPayloadError(f"not JSON: {_excerpt(body)}") from error
         return answer
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -181,6 +190,8 @@ def read_generation(answer: Mapping[str, Any], dispatch_version: int | None) -> 
     """
     meta_info = dict(answer.get("meta_info") or {})
     pairs = meta_info.get("output_token_logprobs") or []
+    if not pairs and answer.get("output_ids"):
+        raise ValueError("tokens without output_token_logprobs")
     log_probs = [float(pair[0]) for pair in pairs]
     tokens = [int(pair[1]) for pair in pairs]
     reason = (meta_info.get("finish_reason") or {}).get("type", "abort")

@@ -72,7 +72,7 @@ class TurnRules:
         if self.action_pattern is None:
             return text.strip()
         found = self.action_pattern.search(text)
-        return found.group(1).strip() if found else ""
+        return (found.group(1) or "").strip() if found else ""
 
 
 class _Cut(Exception):
@@ -199,6 +199,10 @@ class Play:
         rollout.append_action(generation.tokens, generation.log_probs, generation.spans)
         self.sink.append_action(generation)
         if generation.finish == "abort":
+            # Somebody else may abort the engine; then there is no batch to leave for, and the action goes on.
+            if not self.aborted():
+                await asyncio.sleep(_ABORT_POLL_S)
+                return
             await self._settle_snapshot()
             raise _Cut
         # The engine may stop before it has made all that was asked for: its context is full.

@@ -14,8 +14,9 @@ from midstream.conf.compose import write_resolved
 from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import JobConfig
 from midstream.envs.tasks import load_tasks
+from midstream.hooks.slime.host import load_function
 from midstream.local.args import slime_args
-from midstream.local.events import EVENTS_FOLDER, EventWriter, read_run
+from midstream.local.events import EVENTS_FOLDER, EventsError, EventWriter, read_run
 from midstream.local.job import Run
 from midstream.local.machine import describe_machine
 from midstream.local.model.checkpoint import build_hf_checkpoint
@@ -49,6 +50,8 @@ def compare(
     run_dir.mkdir(parents=True, exist_ok=True)
     tasks = _tasks(shared, run_dir)
     for config in runs.values():
+        _check_hooks(config)
+    for config in runs.values():
         write_resolved(config, _strategy_dir(config) / "config.yaml")
     with tempfile.TemporaryDirectory(prefix="midstream-fresh-") as scratch:
         fresh = build_hf_checkpoint(Path(scratch) / "checkpoint", shared.model)
@@ -70,6 +73,19 @@ def compare(
                 progress.close()
                 result = _publish(run_dir, runs)
     return result
+
+
+def _check_hooks(config: JobConfig) -> None:
+    """Import every hook now: a wrong path should be known before anything is started."""
+    for key, path in config.rollout.model_dump().items():
+        if not key.endswith("_path") or path is None:
+            continue
+        try:
+            load_function(path)
+        except ImportError as error:
+            raise ConfigError(
+                [Problem(f"rollout.{key}", path, f"name a function that exists ({error})")]
+            ) from error
 
 
 def _refuse_used(run_dir: Path) -> None:
@@ -140,9 +156,7 @@ def _told(progress: Progress) -> Callable[[int, int, float], None]:
 
 def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     """Write report and result from what was recorded; nothing where nothing was."""
-    recorded = [
-        _strategy_dir(config) for config in runs.values() if (_strategy_dir(config) / EVENTS_FOLDER).exists()
-    ]
+    recorded = [_strategy_dir(config) for config in runs.values() if _has_begun(_strategy_dir(config))]
     if not recorded:
         return {"report": None, "runs": []}
     report = write_report(run_dir)
@@ -154,6 +168,14 @@ def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     finally:
         temporary.unlink(missing_ok=True)
     return result
+
+
+def _has_begun(strategy_dir: Path) -> bool:
+    try:
+        read_run(strategy_dir)
+    except EventsError:
+        return False
+    return True
 
 
 def _strategy_dir(config: JobConfig) -> Path:

@@ -194,6 +194,7 @@ class Run:
             version=step,
             **times,
             reward_mean=reward_mean,
+            failed_rollouts=len(samples) - len(trained),
             generated_tokens=generated,
             # A token is trained on, waits, or is lost, whoever lost it and why.
             wasted_tokens=generated - fields["trained_tokens"] - still_waiting,

@@ -21,6 +21,8 @@ from midstream.local.sample import Sample
 _logger = logging.getLogger(__name__)
 
 Group = list[Sample]
+# A filter that has dropped so many batches in one step will never let one pass.
+_DROPPED_BATCHES = 20
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
 
 
@@ -69,6 +71,11 @@ async def generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -
             while len(batch) + len(pending) < args.rollout_batch_size:
                 groups = data_source.get_samples(args.over_sampling_batch_size)
                 pending |= {asyncio.create_task(_generate_group(args, group)) for group in groups}
+            if len(dropped) > _DROPPED_BATCHES * args.rollout_batch_size:
+                raise RuntimeError(
+                    f"{len(dropped)} groups were dropped and {len(batch)} kept in one step ({dict(reasons)}): "
+                    "with these tasks and this filter no batch will be full"
+                )
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for group in [task.result() for task in done]:
                 finished.append(group)

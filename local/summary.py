@@ -27,6 +27,7 @@ def summarise(events: RunEvents) -> dict[str, Any]:
     - reward_first, reward_last: means of the steps' mean rewards over the first and the last fifth of the
       steps (at least one step)
     - resumes, restores_checked, restores_bad: counts over the run
+    - failed_rollouts: rollouts that no loss saw because their environment failed too often
     - max_logprob_gap_fresh: largest |trainer − engine| log-probability difference on tokens that the current
       policy made, None where none was measured
     - mean_response_tokens: model tokens per trained rollout
@@ -54,6 +55,7 @@ def summarise(events: RunEvents) -> dict[str, Any]:
         "resumes": total(steps, "resumes"),
         "restores_checked": total(steps, "restores_checked"),
         "restores_bad": total(steps, "restores_bad"),
+        "failed_rollouts": total(steps, "failed_rollouts"),
         "max_logprob_gap_fresh": max(gaps) if gaps else None,
         "mean_response_tokens": mean(response_tokens(events)),
     }

@@ -57,6 +57,17 @@ def length_problems(layer: LayerConfig, rollout: RolloutConfig, server: ServerCo
         )
 
 
+def group_problems(rollout: RolloutConfig) -> Iterator[Problem]:
+    """A group of one has nothing to be compared with."""
+    if rollout.n_samples_per_prompt < 2 and rollout.custom_reward_post_process_path is None:
+        yield Problem(
+            "rollout.n_samples_per_prompt",
+            rollout.n_samples_per_prompt,
+            "use 2 or more, or set rollout.custom_reward_post_process_path: group normalisation gives 0 to a "
+            "group of one",
+        )
+
+
 def trainer_problems(trainer: TrainerConfig, rollout: RolloutConfig) -> Iterator[Problem]:
     """Minibatches are equal, and the clip range is not upside down."""
     rollouts = rollout.rollout_batch_size * rollout.n_samples_per_prompt

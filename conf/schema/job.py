@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from midstream.conf.errors import refuse
 from midstream.conf.schema.base import Count, PathSetting, Section, Seed
 from midstream.conf.schema.contradictions import (
+    group_problems,
     length_problems,
     policy_problems,
     strategy_problems,
@@ -50,6 +51,7 @@ class JobConfig(Section):
                 *strategy_problems(self.strategies),
                 *policy_problems(self.midstream, self.rollout),
                 *length_problems(self.midstream, self.rollout, self.server),
+                *group_problems(self.rollout),
                 *trainer_problems(self.trainer, self.rollout),
             ]
         )

@@ -94,9 +94,12 @@ class DataSource:
 
     def save(self, rollout_id: int) -> None:
         """Save the host's state and the waiting groups under ``args.save``."""
+        if self._args.save is not None:
+            self._save_groups(rollout_id)
+        # Last, so that a position never stands without the groups that were taken before it.
         self._prompts.save(rollout_id)
-        if self._args.save is None:
-            return
+
+    def _save_groups(self, rollout_id: int) -> None:
         path = _buffer_path(self._args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")

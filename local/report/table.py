@@ -59,6 +59,7 @@ MEASURES = (
     Measure("Resumes", _field("resumes"), words.count),
     Measure("Restores checked", _field("restores_checked"), words.count),
     Measure("Restores that differed", _field("restores_bad"), words.count),
+    Measure("Failed rollouts", _field("failed_rollouts"), words.count),
     Measure("Largest fresh log-prob gap", _field("max_logprob_gap_fresh"), words.tiny),
 )
 

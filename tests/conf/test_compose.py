@@ -169,3 +169,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_resolved(compose(["seed=2"]), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_run_of_a_comparison_has_a_folder_of_its_own():
+    runs = compose_runs(["midstream.run_dir=/elsewhere", "run_dir=/r", "strategies=[wait,continue]"])
+    assert [str(config.midstream.run_dir) for config in runs.values()] == ["/r/wait", "/r/continue"]
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout.n_samples_per_prompt: got 1; use 2 or more"):
+        compose(["rollout.n_samples_per_prompt=1"])

@@ -38,6 +38,7 @@ class ScriptedEngine:
     on_request: Callable[[int], None] = lambda number: None
     statuses: list[int] = field(default_factory=list)
     slow_s: float = 0.0
+    raw_answers: list[str] = field(default_factory=list)
     url: str = ""
 
     async def _generate(self, request: web.Request) -> web.Response:
@@ -46,6 +47,8 @@ class ScriptedEngine:
         await asyncio.sleep(self.slow_s)
         if self.statuses and (status := self.statuses.pop(0)) != 200:
             return web.Response(status=status, text="not now")
+        if self.raw_answers:
+            return web.Response(text=self.raw_answers.pop(0), content_type="application/json")
         words, finish = self.answers.pop(0)
         tokens = [IDS[word] for word in words.split()]
         meta_info = {

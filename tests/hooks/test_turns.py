@@ -354,3 +354,29 @@ def test_an_engine_whose_context_is_full_ends_the_rollout() -> None:
     rollout = scene.play()
     assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 1.0)
     assert scene.environments.executed == ["add"]
+
+
+def test_an_abort_that_the_host_did_not_ask_for_does_not_end_the_rollout() -> None:
+    scene = Scene([("add", "abort"), ("<end>", "stop"), ("done <end>", "stop")])
+    rollout = scene.play()
+    assert (scene.text(), rollout.status, rollout.reward) == (
+        "add <end> obs 1 done <end>",
+        Status.COMPLETED,
+        1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "answer", ["null", "[]", '{"meta_info": {"finish_reason": "stop"}}', '{"output_ids": [1]}']
+)
+def test_an_answer_that_makes_no_sense_is_named(answer: str) -> None:
+    scene = Scene([])
+    scene.engine.raw_answers = [answer]
+    with pytest.raises(EngineRejected, match="answered what no SGLang answers"):
+        scene.play()
+
+
+def test_an_answer_that_is_no_json_is_asked_for_again() -> None:
+    scene = Scene([("done <end>", "stop")])
+    scene.engine.raw_answers = ["<html>"]
+    assert scene.play().status is Status.COMPLETED

@@ -62,6 +62,11 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def process(args: Namespace, groups: list[list[Sample]], source: Any) -> None:
         module.calls.append(("process", [group[0].group_index for group in groups]))
 
+    async def finish(args: Namespace, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+        sample.response, sample.status = "whole", Sample.Status.COMPLETED
+        return sample
+
+    module.finish = finish
     module.generate, module.reward, module.keep, module.process = generate, reward, keep, process
     monkeypatch.setitem(sys.modules, "recorded_hooks", module)
     return module
@@ -156,3 +161,11 @@ def test_no_reward_from_anybody_is_an_error_that_says_so(hooks: ModuleType) -> N
 def test_a_hook_that_does_not_exist_is_named() -> None:
     with pytest.raises(ImportError, match="midstream.local.rollout has no nothing"):
         load_function("midstream.local.rollout.nothing")
+
+
+def test_a_filter_that_keeps_nothing_ends_the_step(hooks: ModuleType) -> None:
+    hooks.keep = lambda args, group: DynamicFilterOutput(keep=False, reason="never")
+    hooks.generate = hooks.finish
+    settings = args(dynamic_sampling_filter_path="recorded_hooks.keep", over_sampling_batch_size=2)
+    with pytest.raises(RuntimeError, match="drop_never"):
+        asyncio.run(generate_rollout(settings, 0, Source(size=1)))

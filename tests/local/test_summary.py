@@ -37,6 +37,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
             "resumes": 3,
             "restores_checked": 2,
             "restores_bad": 1,
+            "failed_rollouts": 2,
             "logprob_gap_fresh": 1e-6,
         },
     )
@@ -57,6 +58,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         "resumes": 3,
         "restores_checked": 2,
         "restores_bad": 1,
+        "failed_rollouts": 2,
         "max_logprob_gap_fresh": 2e-6,
         "mean_response_tokens": 30.0,
     }
