@@ -1,6 +1,7 @@
 """Sandboxes of both kinds, closed at the end of each test."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from midstream.envs.sandboxes.base import MAX_OUTPUT_BYTES, Sandbox
 from midstream.envs.sandboxes.isolation import Isolation, IsolationUnavailable, choose_isolation
+from midstream.envs.sandboxes.processes import descendants
+from tests.envs.started import earlier
 
 
 def isolation_or_skip(name: str) -> Isolation:
@@ -54,3 +57,9 @@ def new_sandbox(
 @pytest.fixture
 def sandbox(new_sandbox: Callable[..., Sandbox]) -> Sandbox:
     return new_sandbox()
+
+
+@pytest.fixture(autouse=True)
+def _what_ran_before():
+    earlier.clear()
+    earlier.update(descendants(os.getpid()))

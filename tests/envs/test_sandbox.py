@@ -16,6 +16,7 @@ from midstream.envs.sandboxes.base import Sandbox
 from midstream.envs.sandboxes.isolation import IsolationUnavailable, choose_isolation
 from midstream.envs.sandboxes.output import BoundedOutput
 from midstream.envs.sandboxes.processes import descendants
+from tests.envs.started import started_here
 
 TIMEOUT_S = 20.0
 SHORT_S = 0.3
@@ -120,7 +121,7 @@ def test_a_command_without_end_is_killed_and_the_shell_goes_on_where_it_was(sh, 
     assert (result.timed_out, result.shell_replaced, result.output) == (True, True, "begun\n")
     assert result.exit_code == 124
     assert result.seconds < SHORT_S + 5
-    assert not wait_until_gone(descendants(os.getpid()))
+    assert not wait_until_gone(started_here())
     assert sh("echo ${PWD##*/} $KEPT").output == "d kept\n"
 
 
@@ -207,7 +208,7 @@ def test_a_cancelled_command_leaves_no_process_and_a_sandbox_that_can_be_closed(
         await sandbox.exec("echo ready", TIMEOUT_S)
         command = asyncio.create_task(sandbox.exec("sleep 1000 & sleep 1000", TIMEOUT_S))
         await asyncio.sleep(SHORT_S)
-        pids = descendants(os.getpid())
+        pids = started_here()
         command.cancel()
         with pytest.raises(asyncio.CancelledError):
             await command
@@ -218,7 +219,7 @@ def test_a_cancelled_command_leaves_no_process_and_a_sandbox_that_can_be_closed(
     assert not wait_until_gone(pids)
     assert loop.run(sandbox.exec("echo again", TIMEOUT_S)).output == "again\n"
     loop.run(sandbox.close())
-    assert not descendants(os.getpid())
+    assert not started_here()
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01, 0.02])
@@ -234,7 +235,7 @@ def test_cancelled_at_any_moment_of_its_start_it_leaves_nothing(new_sandbox, loo
 
     open_files = open_file_count()
     loop.run(cancelled())
-    assert not wait_until_gone(descendants(os.getpid()))
+    assert not wait_until_gone(started_here())
     assert open_file_count() <= open_files + 4  # the lifeline and the loop's own
 
 
@@ -266,14 +267,14 @@ def test_a_close_during_a_command_ends_both(sandbox, loop):
             await command
 
     loop.run(closed())
-    assert not wait_until_gone(descendants(os.getpid()))
+    assert not wait_until_gone(started_here())
 
 
 def test_a_sandbox_that_was_killed_is_a_failure_of_the_machine(sh, loop):
     sh("echo")
-    for pid in descendants(os.getpid()):
+    for pid in started_here():
         os.kill(pid, signal.SIGKILL)
-    assert not wait_until_gone(descendants(os.getpid()))
+    assert not wait_until_gone(started_here())
     loop.run(asyncio.sleep(0.05))
     with pytest.raises(EnvironmentFailure, match="died between two commands"):
         sh("echo")
@@ -384,7 +385,7 @@ def test_a_fork_bomb_stays_within_its_sandbox(bubblewrap, tmp_path, loop):
         await sandbox.close()
 
     loop.run(explode())
-    assert not descendants(os.getpid())
+    assert not started_here()
 
 
 def test_isolation_is_never_given_up_silently(monkeypatch):

@@ -1,7 +1,6 @@
 """A workspace as the layers above use it: start, step, snapshot, resume, score, close."""
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from midstream.envs.protocol import (
     Task,
     load_factory,
 )
-from midstream.envs.sandboxes.processes import descendants
 from midstream.envs.tasks import TasksError
 from midstream.envs.workspace import WorkspaceFactory
+from tests.envs.started import started_here
 
 STARTUP = 'function done { echo said > said; echo bye; }\npeek() { read -r line < "$1"; echo "$line"; }\n'
 TASK = Task(
@@ -52,7 +51,7 @@ def factory(config, isolation, loop):
     yield factory
     assert factory.counters.live == 0
     assert list(Path(factory.settings.sandbox_root).iterdir()) == []
-    assert descendants(os.getpid()) == []
+    assert started_here() == []
 
 
 @pytest.fixture
