@@ -146,14 +146,24 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
     while queue:
-        parent = queue.pop()
-        try:
-            tasks = list(Path(f"/proc/{parent}/task").iterdir())
-            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        except OSError:
-            continue  # It ended while we looked.
+        children = _children(queue.pop())
         found += children
         queue += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Those of all its threads; a thread that ends meanwhile must not hide the children of the others."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            found += map(int, (thread / "children").read_text().split())
+        except OSError:
+            continue
     return found
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -398,3 +399,27 @@ def test_isolation_is_never_given_up_silently(monkeypatch):
     assert choose_isolation("none").name == "none"
     with pytest.raises(ValueError, match=r"environment\.isolation='docker': choose"):
         choose_isolation("docker")
+
+
+def test_threads_that_end_hide_no_child_of_their_process():
+    """Threads come and go while the children of their process are listed, again and again."""
+    child = subprocess.Popen(["sleep", "1000"])
+    listed = threading.Event()
+
+    def come_and_go():
+        while not listed.is_set():
+            threading.Thread(target=time.sleep, args=(0.0005,)).start()
+
+    spawning = [threading.Thread(target=come_and_go) for _ in range(2)]
+    for thread in spawning:
+        thread.start()
+    try:
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert child.pid in descendants(os.getpid())
+    finally:
+        listed.set()
+        for thread in spawning:
+            thread.join()
+        child.kill()
+        child.wait()
