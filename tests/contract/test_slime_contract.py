@@ -1,5 +1,6 @@
 """Our hooks in the real rollout path of slime and of its fork, on a real engine."""
 
+import re
 from statistics import fmean, stdev
 from typing import Any
 
@@ -164,7 +165,9 @@ def test_convert_and_split_keep_every_sample_whole(cut_off):
 
 def test_only_informative_groups_are_trained(filtered):
     trained = samples(filtered, 0)
-    assert "'rollout/dynamic_filter/drop_all_1': 2" in filtered["log"]
+    # The two even groups come first; a group of the others may be even by chance, and is dropped too.
+    counted = re.search(r"'rollout/dynamic_filter/drop_all_1': (\d+)", filtered["log"])
+    assert counted and int(counted.group(1)) >= 2
     assert len({sample["group_index"] for sample in trained}) == 1
     assert {sample["reward"] for sample in trained} == {0.0, 1.0}
 
