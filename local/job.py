@@ -102,7 +102,7 @@ class Run:
         before = self._totals()
         rollout_start = self._clock()
         batch, occupancy = self._runner.run(self._rollout(step))
-        samples = [sample for group in batch.samples for sample in group]
+        samples = list(samples_of(batch.samples))
         metrics = self._log(step, samples, batch.metrics, self._clock() - rollout_start)
         data = convert(self._args, samples)
         rollout_end = self._clock()
@@ -175,7 +175,7 @@ class Run:
         times: dict[str, float],
         **others: Any,
     ) -> None:
-        samples = [sample for group in batch.samples for sample in group]
+        samples = list(samples_of(batch.samples))
         rollouts = [recorded_rollout(sample) or PartialRollout("", "") for sample in samples]
         trained = [
             rollout for sample, rollout in zip(samples, rollouts, strict=True) if not sample.remove_sample

@@ -12,7 +12,7 @@ from midstream.hooks.engine import Engine
 
 def layer_of(args: Namespace) -> LayerConfig:
     """The checked settings of this job: ``midstream:`` in the file of ``--custom-config-path``."""
-    return _layer(json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str))
+    return _layer(_settings_of(args))
 
 
 def engine_of(args: Namespace) -> Engine:
@@ -24,7 +24,12 @@ def engine_of(args: Namespace) -> Engine:
 
 def environments_of(args: Namespace) -> EnvironmentFactory:
     """The environments of this job; one factory per process."""
-    return _environments(json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str))
+    return _environments(_settings_of(args))
+
+
+def _settings_of(args: Namespace) -> str:
+    """The job's own words, as a key for what is made from them."""
+    return json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str)
 
 
 @functools.cache
