@@ -18,6 +18,8 @@ ARGS ?=
 VENV := .venv
 MILES := .venv-miles
 LAYERS := conf envs buffers hooks local cli
+# Modules in C: the editable install builds them, so a change to one is a reason to install again.
+NATIVE := $(shell find $(LAYERS) -name _native.c)
 SOURCES := setup.py requirements tests $(wildcard benchmarks examples) $(LAYERS)
 
 python := $(VENV)/bin/python
@@ -88,7 +90,7 @@ $(done)/no-deps: requirements/no-deps.txt $(done)/engine
 	@$(step) "[4/5] SGLang and Megatron-core" $(python) $(pip) $(torch_index) --no-deps -r requirements/no-deps.txt
 	@touch $@
 
-$(done)/midstream: pyproject.toml setup.py $(done)/no-deps
+$(done)/midstream: pyproject.toml setup.py $(NATIVE) $(done)/no-deps
 	@$(step) "[5/5] midstream, editable, with its tools" $(python) $(pip) --editable ".[local,dev]"
 	@touch $@
 
@@ -109,7 +111,7 @@ $(MILES)/.done/miles: requirements/miles.txt requirements/miles-no-deps.txt $(MI
 	@$(miles_step) "      without its own dependencies" $(miles_python) $(pip) --no-deps -r requirements/miles-no-deps.txt
 	@touch $@
 
-$(MILES)/.done/midstream: pyproject.toml setup.py $(MILES)/.done/miles
+$(MILES)/.done/midstream: pyproject.toml setup.py $(NATIVE) $(MILES)/.done/miles
 	@$(miles_step) "[4/4] midstream beside it, editable" $(miles_python) $(pip) --editable ".[sandbox]"
 	@touch $@
 

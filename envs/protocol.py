@@ -1,4 +1,4 @@
-"""What an environment is, to the layers above: records, protocols and errors.
+"""What an environment is, to the layers above: records and protocols.
 
 Every record is a frozen dataclass whose `to_json` gives JSON-able values and whose `from_json` takes them
 back. Nothing here holds a live handle, so records survive pickling and a restart of the job.
@@ -14,22 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 ChangeKind = Literal["created", "modified", "deleted"]
-
-
-class EnvironmentFailure(Exception):
-    """The infrastructure failed: a sandbox died, a disk is full. Never a reward; the rollout is retried."""
-
-
-class SnapshotError(EnvironmentFailure):
-    """A snapshot could not be taken, written, read or restored; the message names the path."""
-
-
-class SnapshotMissing(SnapshotError):
-    """The store has no snapshot of this id."""
-
-
-class RestoreMismatch(SnapshotError):
-    """What was restored is not what the snapshot says."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +59,17 @@ class Step:
 class Change:
     """One path that differs from the parent snapshot. `bytes` is its new size, 0 where it has no content.
 
-    `path` is relative to the root of the tree; bytes that are not UTF-8 appear as surrogate escapes.
+    `path` is relative to the root of the tree; bytes that are not UTF-8 appear as surrogate escapes. `before`
+    and `after` are short digests (16 hex digits) of the node, kind, mode and content, in the parent and now:
+    "" where it is absent. Comparing the first `before` with the last `after` tells whether a path differs
+    from the start after many turns.
     """
 
     path: str
     kind: ChangeKind
     bytes: int
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +78,8 @@ class Snapshot:
 
     `id` names the record in its store; `digest` is equal for equal states, however and whenever they were
     reached; `bytes` is the content of all files; `changes` is relative to `parent` (to nothing where None).
+    `version` and `turn` say which policy's turn led here; whoever plays the rollout fills them in, and both
+    are None for the task's start.
     """
 
     id: str
@@ -96,20 +87,23 @@ class Snapshot:
     parent: str | None = None
     changes: tuple[Change, ...] = ()
     bytes: int = 0
+    version: int | None = None
+    turn: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "digest": self.digest,
             "parent": self.parent,
-            "changes": [[change.path, change.kind, change.bytes] for change in self.changes],
+            "changes": [[c.path, c.kind, c.bytes, c.before, c.after] for c in self.changes],
             "bytes": self.bytes,
+            "version": self.version,
+            "turn": self.turn,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Snapshot":
-        changes = tuple(Change(path, kind, size) for path, kind, size in value["changes"])
-        return cls(value["id"], value["digest"], value["parent"], changes, value["bytes"])
+        return cls(**{**value, "changes": tuple(Change(*change) for change in value["changes"])})
 
 
 class Environment(Protocol):

@@ -11,20 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from midstream.envs.protocol import (
-    EnvironmentFailure,
-    LayerSettings,
-    Observation,
-    RestoreMismatch,
-    Snapshot,
-    SnapshotError,
-    Step,
-    Task,
-)
-from midstream.envs.sandboxes.base import ExecResult, Sandbox
+from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotError
+from midstream.envs.protocol import LayerSettings, Observation, Snapshot, Step, Task
 from midstream.envs.sandboxes.directories import sandbox_root, write_files
 from midstream.envs.sandboxes.isolation import choose_isolation
 from midstream.envs.sandboxes.processes import stopped
+from midstream.envs.sandboxes.protocol import ExecResult
+from midstream.envs.sandboxes.session import ShellSession
 from midstream.envs.store.restore import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 from midstream.envs.tasks import check_metadata
@@ -105,7 +98,7 @@ class WorkspaceEnvironment:
         self._factory = factory
         self._settings = factory.settings
         self._directory = directory
-        self._sandbox: Sandbox | None = None
+        self._sandbox: ShellSession | None = None
         self._task: Task | None = None
         self._baseline = Baseline()
         self._snapshot: Snapshot | None = None
@@ -208,8 +201,8 @@ class WorkspaceEnvironment:
             sandbox.set_state(self._baseline.state)
             await sandbox.exec(":", self._settings.eval_timeout_s)
 
-    def _new_sandbox(self, task: Task) -> Sandbox:
-        self._sandbox = Sandbox(
+    def _new_sandbox(self, task: Task) -> ShellSession:
+        self._sandbox = ShellSession(
             self._directory,
             self._factory.isolation,
             workdir=task.metadata.get("workdir", "."),
@@ -224,7 +217,7 @@ class WorkspaceEnvironment:
             )
 
     @asynccontextmanager
-    async def _used(self) -> "AsyncIterator[Sandbox]":
+    async def _used(self) -> "AsyncIterator[ShellSession]":
         """Holds the environment for one operation; whatever ends that early leaves it unusable."""
         if not self._usable:
             raise EnvironmentFailure(
@@ -233,7 +226,7 @@ class WorkspaceEnvironment:
             )
         self._usable = False
         try:
-            yield cast(Sandbox, self._sandbox)
+            yield cast(ShellSession, self._sandbox)
         except EnvironmentFailure:
             self._factory.counters.failures += self._closing is None
             raise

@@ -13,15 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
-from midstream.envs.protocol import (
-    Environment,
-    EnvironmentFactory,
-    EnvironmentFailure,
-    RestoreMismatch,
-    SnapshotMissing,
-    Step,
-    Task,
-)
+from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotMissing
+from midstream.envs.protocol import Environment, EnvironmentFactory, Step, Task
 from midstream.hooks.engine import Engine, Generation
 
 _logger = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from midstream.envs.protocol import EnvironmentFailure, Task
+from midstream.envs.errors import EnvironmentFailure
+from midstream.envs.protocol import Task
 from midstream.envs.store.restore import remove_tree
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from midstream.envs.protocol import EnvironmentFailure
+from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.sandboxes.isolation import Isolation
 from midstream.envs.sandboxes.output import BoundedOutput
 from midstream.envs.sandboxes.processes import REAP_TIMEOUT_S, SandboxProcess, end_marked, spawner

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from midstream.envs.protocol import SnapshotError
+from midstream.envs.errors import SnapshotError
 from midstream.envs.store.scan import Entry
 
 # Copies the content of this hash into the open file.

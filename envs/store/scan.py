@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from midstream.envs.protocol import SnapshotError
+from midstream.envs.errors import SnapshotError
 
 DIGEST_BYTES = 32
 CHUNK_BYTES = 1 << 20

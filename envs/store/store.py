@@ -20,7 +20,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from midstream.envs.protocol import Change, ChangeKind, Snapshot, SnapshotError, SnapshotMissing
+from midstream.envs.errors import SnapshotError, SnapshotMissing
+from midstream.envs.protocol import Change, ChangeKind, Snapshot
 from midstream.envs.store.restore import make_empty, remove_tree, write_tree
 from midstream.envs.store.scan import CHUNK_BYTES, DIGEST_BYTES, Entry, StatCache, Tree, TreeLimits, scan
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.envs.sandboxes.base import MAX_OUTPUT_BYTES, Sandbox
 from midstream.envs.sandboxes.isolation import Isolation, IsolationUnavailable, choose_isolation
 from midstream.envs.sandboxes.processes import descendants
+from midstream.envs.sandboxes.session import MAX_OUTPUT_BYTES, ShellSession
 from tests.envs.started import earlier
 
 
@@ -40,13 +40,13 @@ def loop() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def new_sandbox(
     tmp_path: Path, isolation: Isolation, loop: asyncio.Runner
-) -> Iterator[Callable[..., Sandbox]]:
-    opened: list[Sandbox] = []
+) -> Iterator[Callable[..., ShellSession]]:
+    opened: list[ShellSession] = []
 
-    def make(max_output_bytes: int = MAX_OUTPUT_BYTES) -> Sandbox:
+    def make(max_output_bytes: int = MAX_OUTPUT_BYTES) -> ShellSession:
         directory = tmp_path / f"sandbox{len(opened)}"
         directory.mkdir()
-        opened.append(Sandbox(directory, isolation, max_output_bytes=max_output_bytes))
+        opened.append(ShellSession(directory, isolation, max_output_bytes=max_output_bytes))
         return opened[-1]
 
     yield make
@@ -55,7 +55,7 @@ def new_sandbox(
 
 
 @pytest.fixture
-def sandbox(new_sandbox: Callable[..., Sandbox]) -> Sandbox:
+def sandbox(new_sandbox: Callable[..., ShellSession]) -> ShellSession:
     return new_sandbox()
 
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.envs.protocol import Change, Snapshot, SnapshotError, SnapshotMissing
+from midstream.envs.errors import SnapshotError, SnapshotMissing
+from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.store.restore import remove_tree, write_tree
 from midstream.envs.store.scan import RACY_NS, Entry, StatCache, TreeLimits, scan
 from midstream.envs.store.store import Baseline, SnapshotStore
@@ -342,7 +343,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):
     script = """
 import os
 from pathlib import Path
-from midstream.envs.protocol import SnapshotError
+from midstream.envs.errors import SnapshotError
 from midstream.envs.store.store import SnapshotStore
 tree = Path("/tmp/tree"); tree.mkdir(); (tree / "small").write_text("s")
 store = SnapshotStore("/full/store"); whole = store.put(tree)

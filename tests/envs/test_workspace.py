@@ -7,15 +7,8 @@ from pathlib import Path
 import pytest
 
 from midstream.conf.schema import LayerConfig
-from midstream.envs.protocol import (
-    Change,
-    EnvironmentFailure,
-    RestoreMismatch,
-    Snapshot,
-    SnapshotMissing,
-    Task,
-    load_factory,
-)
+from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotMissing
+from midstream.envs.protocol import Change, Snapshot, Task, load_factory
 from midstream.envs.tasks import TasksError
 from midstream.envs.workspace import WorkspaceFactory
 from tests.envs.started import started_here

@@ -12,7 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
-from midstream.envs.protocol import EnvironmentFailure, Observation, Snapshot, SnapshotMissing, Step, Task
+from midstream.envs.errors import EnvironmentFailure, SnapshotMissing
+from midstream.envs.protocol import Observation, Snapshot, Step, Task
 
 WORDS = ["<end>", "add", "slow", "done", "break", "obs"] + [str(number) for number in range(30)]
 IDS = {word: index for index, word in enumerate(WORDS)}

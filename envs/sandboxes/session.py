@@ -1,14 +1,14 @@
-"""A sandbox: a directory, and a shell in it that is there whenever a command is to be run."""
+"""A shell session: a directory, and a shell in it that is there whenever a command is to be run."""
 
 import asyncio
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.envs.protocol import EnvironmentFailure
+from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.sandboxes.isolation import PATH, Isolation
+from midstream.envs.sandboxes.protocol import ExecResult
 from midstream.envs.sandboxes.shell import Answer, Shell, ShellState, start_shell
 
 MAX_OUTPUT_BYTES = 65536
@@ -20,24 +20,7 @@ _ENTER_HOME = 'builtin cd -- "$HOME"'
 _SOURCE_STARTUP_FILE = "if [[ -f .bashrc ]]; then builtin . ./.bashrc; fi"
 
 
-@dataclass(frozen=True)
-class ExecResult:
-    """How a command ended. `output` is stdout and stderr as they came, bounded where `truncated`.
-
-    `shell_replaced` says that the shell did not outlive the command: background processes, functions and
-    variables that were not exported are lost, the working directory and exported variables are as they were
-    before the command.
-    """
-
-    output: str
-    exit_code: int
-    timed_out: bool
-    truncated: bool
-    seconds: float
-    shell_replaced: bool = False
-
-
-class Sandbox:
+class ShellSession:
     """Runs commands in one directory. One coroutine at a time may use it, on one event loop.
 
     Its shell starts with the first command, sources `.bashrc` of `workdir` where there is one, and is started

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream.envs.protocol import EnvironmentFailure
+from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.sandboxes import isolation as isolation_module
-from midstream.envs.sandboxes.base import Sandbox
 from midstream.envs.sandboxes.isolation import IsolationUnavailable, choose_isolation
 from midstream.envs.sandboxes.output import BoundedOutput
 from midstream.envs.sandboxes.processes import descendants
+from midstream.envs.sandboxes.session import ShellSession
 from tests.envs.started import started_here
 
 TIMEOUT_S = 20.0
@@ -314,14 +314,14 @@ def test_kill_9_of_the_job_leaves_no_process(isolation, tmp_path):
     script = """
 import asyncio, sys
 from pathlib import Path
-from midstream.envs.sandboxes.base import Sandbox
+from midstream.envs.sandboxes.session import ShellSession
 from midstream.envs.sandboxes.isolation import choose_isolation
 
 async def main():
     sandboxes = []
     for number in range(8):
         directory = Path(sys.argv[2], str(number)); directory.mkdir()
-        sandboxes.append(Sandbox(directory, choose_isolation(sys.argv[1])))
+        sandboxes.append(ShellSession(directory, choose_isolation(sys.argv[1])))
     await asyncio.gather(*(sandbox.exec("sleep 1000 & echo", 20) for sandbox in sandboxes))
     commands = [asyncio.create_task(sandbox.exec("sleep 1000", 1000)) for sandbox in sandboxes[:4]]
     await asyncio.sleep(0.3)
@@ -347,7 +347,7 @@ def test_bubblewrap_keeps_the_host_out_of_reach(bubblewrap, tmp_path, loop):
     secret = tmp_path / "secret"
     secret.write_text("secret")
     (tmp_path / "box").mkdir()
-    sandbox = Sandbox(tmp_path / "box", bubblewrap)
+    sandbox = ShellSession(tmp_path / "box", bubblewrap)
     probes = {
         f"cat {secret}": "No such file",
         "echo x > /usr/x": "Read-only file system",
@@ -377,7 +377,7 @@ def test_bubblewrap_keeps_the_host_out_of_reach(bubblewrap, tmp_path, loop):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the kernel exempts root from the limit on processes")
 def test_a_fork_bomb_stays_within_its_sandbox(bubblewrap, tmp_path, loop):
-    sandbox = Sandbox(tmp_path, bubblewrap)
+    sandbox = ShellSession(tmp_path, bubblewrap)
 
     async def explode() -> None:
         bomb = await sandbox.exec(":(){ :|:& };: ; sleep 1000", 1.0)
