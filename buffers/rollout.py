@@ -73,7 +73,8 @@ class PartialRollout:
     ``tokens``, ``log_probs`` and ``loss_mask`` have one entry per response token. Tokens of the
     environment have log-prob 0.0, mask 0 and no span; tokens of the model are covered by exactly one
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
-    is unknown; ``snapshots`` holds every snapshot that it and the turns refer to.
+    is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
+    agent did where that ended the episode.
     """
 
     prompt_key: str
@@ -89,6 +90,7 @@ class PartialRollout:
     dispatch_version: int | None = None
     status: Status = Status.PENDING
     reward: float | None = None
+    fault: str | None = None
     attempts: int = 0
     resumes: int = 0
     discarded_tokens: int = 0
@@ -160,9 +162,27 @@ class PartialRollout:
             self._replace_turn(end=len(self.tokens), phase=Phase.OBSERVED, seconds=seconds)
             self.snapshot = None
 
+    @property
+    def last_writer(self) -> tuple[int | None, int | None]:
+        """Which policy version finished the action that the environment answered last, and in which turn.
+
+        Both None before the first answer: that state is the task's own.
+        """
+        for index in range(len(self.turns) - 1, -1, -1):
+            turn = self.turns[index]
+            if turn.phase is Phase.OBSERVED:
+                made = [span.version for span in self.spans if turn.start <= span.start < turn.action_end]
+                return (made[-1] if made else None), index
+        return None, None
+
     def enter(self, snapshot: Snapshot) -> None:
-        """Record that the environment is in ``snapshot``'s state, before the open turn's action if any."""
-        self.snapshots[snapshot.id] = snapshot
+        """Record that the environment is in ``snapshot``'s state, before the open turn's action if any.
+
+        A snapshot that is new to the rollout is signed with who led to it.
+        """
+        if snapshot.id not in self.snapshots:
+            version, turn = self.last_writer
+            self.snapshots[snapshot.id] = dataclasses.replace(snapshot, version=version, turn=turn)
         self.snapshot = snapshot.id
         if self.open_turn is not None:
             self._replace_turn(snapshot_before=snapshot.id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
-from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotMissing
+from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch, SnapshotMissing
 from midstream.envs.protocol import Environment, EnvironmentFactory, Step, Task
 from midstream.hooks.engine import Engine, Generation
 
@@ -78,7 +78,8 @@ class Play:
 
     ``max_response_tokens`` bounds the whole response, tokens of the environment included, over all
     resumes. ``keeps_environment`` False lets a resumed transcript go on in an environment that starts
-    anew (the ``naive`` policy).
+    anew (the ``naive`` policy). ``may_go_on`` False says that nobody resumes what the host cuts off: its
+    environment and snapshots are given up at once.
     """
 
     rollout: PartialRollout
@@ -93,6 +94,7 @@ class Play:
     aborted: Callable[[], bool] = lambda: False
     routing_key: str | None = None
     keeps_environment: bool = True
+    may_go_on: bool = True
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
     _context_is_full: bool = field(default=False, init=False)
@@ -102,7 +104,8 @@ class Play:
 
         Afterwards ``rollout.status`` says which. An environment that fails is replaced by one from the
         last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward. A
-        snapshot that cannot be restored costs the turns since the one before it.
+        snapshot that cannot be restored costs the turns since the one before it. What the agent did to
+        make going on impossible ends the episode with reward 0.
         """
         rollout = self.rollout
         try:
@@ -111,7 +114,12 @@ class Play:
                     await self._advance()
                 except _Cut:
                     rollout.status = Status.ABORTED
+                    await self._rest()
                     return
+                except AgentFault as fault:
+                    rollout.fault = str(fault)
+                    rollout.reward = 0.0
+                    rollout.status = Status.TRUNCATED
                 except (SnapshotMissing, RestoreMismatch):
                     # No attempt: there is one snapshot less each time, and the task itself at the end.
                     continue
@@ -121,6 +129,7 @@ class Play:
                     if rollout.attempts >= self.rules.max_attempts:
                         rollout.status = Status.FAILED
                     await self._close()
+            await self._give_up()
         finally:
             await asyncio.shield(self._close())
 
@@ -283,6 +292,24 @@ class Play:
             snapshotting, self._snapshotting = self._snapshotting, None
             await self._within_grace(snapshotting)
 
+    async def _rest(self) -> None:
+        """Leave the environment where the rollout can find it again, if it is in the state recorded last."""
+        if not (self.may_go_on and self.keeps_environment):
+            await self._give_up()
+            return
+        environment, snapshot = self._environment, self.rollout.snapshot
+        rest = getattr(environment, "rest", None)
+        if rest is not None and snapshot is not None:
+            self._environment = None
+            await asyncio.shield(_released(rest()))
+
+    async def _give_up(self) -> None:
+        """Tell the environments that nobody will resume from this rollout's snapshots."""
+        await self._close()
+        forget = getattr(self.environments, "forget", None)
+        if forget is not None and self.rollout.snapshots:
+            await _released(forget(list(self.rollout.snapshots.values())))
+
     async def _close(self) -> None:
         if self._snapshotting is not None:
             self._snapshotting.cancel()
@@ -290,8 +317,12 @@ class Play:
             self._snapshotting = None
         if self._environment is not None:
             environment, self._environment = self._environment, None
-            try:
-                await environment.close()
-            except EnvironmentFailure as failure:
-                # The rollout is what it is; what could not be released is the environment's to report.
-                _logger.warning("an environment could not be closed: %s", failure)
+            await _released(environment.close())
+
+
+async def _released(closing: Awaitable[None]) -> None:
+    try:
+        await closing
+    except EnvironmentFailure as failure:
+        # The rollout is what it is; what could not be released is the environment's to report.
+        _logger.warning("an environment could not be released: %s", failure)

@@ -39,6 +39,10 @@ class Files(Protocol):
         """Puts the workspace before a shell that has just started, ahead of its first command."""
         ...
 
+    def open(self, init_pid: int | None) -> int:
+        """A descriptor of the workspace as the shell that runs now sees it; the caller closes it."""
+        ...
+
     def snapshot(self, state: Mapping[str, str], running: Running) -> tuple[Snapshot, bool]:
         """The snapshot of now, and whether the shell must enter its directory again.
 

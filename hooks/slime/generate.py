@@ -5,7 +5,7 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from midstream.buffers.policies import resume_policy
+from midstream.buffers.policies import Decision, resume_policy
 from midstream.conf.schema import LayerConfig
 from midstream.hooks.slime.host import host_of
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
@@ -23,6 +23,7 @@ async def generate(
     ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed.
     """
     layer = layer_of(args)
+    policy = resume_policy(layer.resume_policy)
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
@@ -39,7 +40,8 @@ async def generate(
         # An evaluation is not part of the batch that a host completes by aborting.
         aborted=(lambda: False) if evaluation else (lambda: state.aborted),
         routing_key=_routing_key(args, sample),
-        keeps_environment=resume_policy(layer.resume_policy).keeps_environment,
+        keeps_environment=policy.keeps_environment,
+        may_go_on=policy.unfinished is Decision.RESUME,
     )
     try:
         await play.run()
