@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Protocol, cast
+
+from midstream.conf.schema import LayerConfig
 
 ChangeKind = Literal["created", "modified", "deleted"]
 
@@ -136,42 +137,7 @@ class EnvironmentFactory(Protocol):
         ...
 
 
-class EnvironmentSettings(Protocol):
-    """The `environment` group of the layer's config, by attribute."""
-
-    @property
-    def factory(self) -> str: ...
-    @property
-    def isolation(self) -> str: ...
-    @property
-    def step_timeout_s(self) -> float: ...
-    @property
-    def eval_timeout_s(self) -> float: ...
-    @property
-    def max_output_bytes(self) -> int: ...
-    @property
-    def done_command(self) -> str: ...
-    @property
-    def sandbox_root(self) -> Path | str | None: ...
-
-
-class SnapshotSettings(Protocol):
-    @property
-    def path(self) -> Path | str | None: ...
-
-
-class LayerSettings(Protocol):
-    """What a factory is made from: the layer's config, or anything with these attributes."""
-
-    @property
-    def run_dir(self) -> Path | str | None: ...
-    @property
-    def environment(self) -> EnvironmentSettings: ...
-    @property
-    def snapshots(self) -> SnapshotSettings: ...
-
-
-def load_factory(config: LayerSettings) -> EnvironmentFactory:
+def load_factory(config: LayerConfig) -> EnvironmentFactory:
     """The factory that `environment.factory` names as "module:Class", called with the config.
 
     Raises ValueError, naming the setting, where the name has another form or leads to nothing callable.

@@ -1,6 +1,7 @@
 """The environment of tasks that end with the model's first answer, such as a maths problem."""
 
-from midstream.envs.protocol import LayerSettings, Observation, Snapshot, Step, Task
+from midstream.conf.schema import LayerConfig
+from midstream.envs.protocol import Observation, Snapshot, Step, Task
 
 _ALWAYS_THE_SAME = Snapshot(id="single-turn", digest="single-turn")
 
@@ -8,7 +9,7 @@ _ALWAYS_THE_SAME = Snapshot(id="single-turn", digest="single-turn")
 class SingleTurnFactory:
     """Starts environments without any state; the reward is the host's reward model's business."""
 
-    def __init__(self, settings: LayerSettings) -> None:
+    def __init__(self, settings: LayerConfig) -> None:
         pass
 
     async def start(self, task: Task) -> "SingleTurn":

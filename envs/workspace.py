@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+from midstream.conf.schema import LayerConfig
 from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotError
-from midstream.envs.protocol import LayerSettings, Observation, Snapshot, Step, Task
+from midstream.envs.protocol import Observation, Snapshot, Step, Task
 from midstream.envs.sandboxes.directories import sandbox_root, write_files
 from midstream.envs.sandboxes.isolation import choose_isolation
 from midstream.envs.sandboxes.processes import stopped
@@ -44,7 +45,7 @@ class Counters:
 class WorkspaceFactory:
     """Starts and resumes workspaces, each in a sandbox of its own; named by `environment.factory`."""
 
-    def __init__(self, config: LayerSettings) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         """Checks that the isolation works. Raises IsolationUnavailable, ValueError or SnapshotError."""
         self.settings = config.environment
         self.isolation = choose_isolation(self.settings.isolation)

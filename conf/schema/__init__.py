@@ -4,15 +4,9 @@
 one-machine job, the layer's included. Unknown keys are refused, values are not coerced.
 """
 
+from midstream.conf.schema.environment import EnvironmentConfig, LimitsConfig, PoolConfig, SnapshotConfig
 from midstream.conf.schema.job import JobConfig
-from midstream.conf.schema.layer import (
-    EngineConfig,
-    EnvironmentConfig,
-    LayerConfig,
-    ResumePolicy,
-    SnapshotConfig,
-    TurnConfig,
-)
+from midstream.conf.schema.layer import EngineConfig, LayerConfig, ResumePolicy, TurnConfig
 from midstream.conf.schema.sections import (
     ModelConfig,
     RolloutConfig,
@@ -27,7 +21,9 @@ __all__ = [
     "EnvironmentConfig",
     "JobConfig",
     "LayerConfig",
+    "LimitsConfig",
     "ModelConfig",
+    "PoolConfig",
     "ResumePolicy",
     "RolloutConfig",
     "ServerConfig",

@@ -8,7 +8,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from midstream.conf.errors import Problem, refuse
-from midstream.conf.schema.base import Count, ObjectPath, PathSetting, Seconds, Section
+from midstream.conf.schema.base import Count, PathSetting, Seconds, Section
+from midstream.conf.schema.environment import EnvironmentConfig, SnapshotConfig
 
 ResumePolicy = Literal["wait", "discard", "restart", "continue", "naive"]
 """What becomes of a rollout that is unfinished when the step has enough.
@@ -17,33 +18,6 @@ wait: nothing is cut off. discard: it is dropped. restart: it starts anew under 
 continue: tokens and environment go on where they were. naive: the tokens go on but the environment starts
 anew, so that the transcript and the world disagree; it shows what jobs without the layer suffer.
 """
-
-
-class EnvironmentConfig(Section):
-    """Which environment a rollout acts in, and the limits on what is run there."""
-
-    factory: ObjectPath = "midstream.envs.workspace:WorkspaceFactory"
-    """The class that starts and resumes environments."""
-    isolation: Literal["auto", "bubblewrap", "none"] = "auto"
-    """How commands are kept from the host. auto: bubblewrap, or an error where that cannot work; none: not at
-    all, commands of the model run with the job's rights."""
-    step_timeout_s: Seconds = 30.0
-    """Longer commands are ended, and the agent is told so."""
-    eval_timeout_s: Seconds = 60.0
-    """For a task's preparation and its check; a check that takes longer gives 0."""
-    max_output_bytes: Count = 65536
-    """Longer output of a command is cut."""
-    done_command: str = Field(default="done", min_length=1)
-    """The action that ends an episode."""
-    sandbox_root: PathSetting | None = None
-    """Folder for the sandboxes' files; None: a fresh temporary one per process."""
-
-
-class SnapshotConfig(Section):
-    """Where environments' states are kept."""
-
-    path: PathSetting | None = None
-    """None: the folder `snapshots` of the run directory."""
 
 
 class TurnConfig(Section):
