@@ -14,10 +14,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from midstream.conf.schema import LayerConfig
 from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotError
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
-from midstream.envs.sandboxes.directories import sandbox_root, write_files
+from midstream.envs.sandboxes.directories import give_tree, sandbox_root, write_files
 from midstream.envs.sandboxes.isolation import choose_isolation
 from midstream.envs.sandboxes.processes import stopped
-from midstream.envs.sandboxes.protocol import ExecResult
+from midstream.envs.sandboxes.protocol import ExecResult, SandboxSpec
 from midstream.envs.sandboxes.session import ShellSession
 from midstream.envs.store.restore import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
@@ -121,7 +121,8 @@ class WorkspaceEnvironment:
                     await self._sandbox.close()
                 self._task, self._steps = task, 0
                 self._baseline, self._snapshot = Baseline(), None
-                await self._in_thread(write_files, self._directory, task)
+                spec = SandboxSpec(task.metadata.get("files", {}), task.metadata.get("workdir", "."))
+                await self._in_thread(write_files, self._directory, spec, self._factory.isolation.owner)
                 sandbox = self._new_sandbox(task)
                 # With nothing to prepare the shell still starts here, where a failure is a failure to start.
                 for command in task.metadata.get("pre_commands") or [":"]:
@@ -198,6 +199,8 @@ class WorkspaceEnvironment:
                 raise RestoreMismatch(
                     f"snapshot {snapshot.id} has digest {snapshot.digest}, what was restored has {digest}"
                 )
+            if self._factory.isolation.owner is not None:
+                await self._in_thread(give_tree, self._directory, self._factory.isolation.owner)
             sandbox = self._new_sandbox(task)
             sandbox.set_state(self._baseline.state)
             await sandbox.exec(":", self._settings.eval_timeout_s)

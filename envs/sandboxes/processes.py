@@ -1,144 +1,26 @@
-"""Starts the processes of sandboxes off the event loop, ends them, and learns of their end."""
+"""Finds the processes of a sandbox, holds them still, and says what of their doing a file's stat does not show."""
 
-import asyncio
-import json
 import os
 import select
 import signal
-import subprocess
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# How often, and how long, the end of what was killed is checked where no descriptor tells.
-REAP_POLL_S = 0.002
-REAP_TIMEOUT_S = 5.0
+from midstream.envs.errors import EnvironmentFailure
+from midstream.envs.sandboxes.files import Running
+from midstream.envs.sandboxes.marks import read_file
+
 # Processes that start others while they are being stopped are looked for again, this often at most.
-STOP_ROUNDS = 8
+STOP_ROUNDS = 32
+# A process stops when it next leaves the kernel: at once, unless it waits for a disk.
+STOP_TIMEOUT_S = 5.0
+STOP_POLL_S = 0.0005
+# A process that waits in the kernel that long is at rest: for its vforked child, which is stopped, for one.
+REST_S = 0.2
 
-
-class _ProcessWide:
-    """What all sandboxes of this process share; made anew in a forked child, which shares none of it."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        # One thread keeps up with hundreds of starts a second. It must live as long as this process: the
-        # kernel's parent-death signal is tied to the thread that forked.
-        self.spawner = ThreadPoolExecutor(1, "midstream-spawn")
-        # Nobody writes to it: its end is read when the last holder of the write end, this process, is gone.
-        self.lifeline, self._lifeline_held = os.pipe()
-
-
-_shared: _ProcessWide | None = None
-_shared_lock = threading.Lock()
-
-
-def _process_wide() -> _ProcessWide:
-    global _shared  # noqa: PLW0603 (one thread for the whole process is the point)
-    with _shared_lock:
-        if _shared is None or _shared.pid != os.getpid():
-            _shared = _ProcessWide()
-        return _shared
-
-
-def spawner() -> ThreadPoolExecutor:
-    """The one thread of this process that starts sandboxes; it lives as long as the process does."""
-    return _process_wide().spawner
-
-
-def lifeline() -> int:
-    """A descriptor for children to inherit that reads as ended once this process is gone."""
-    return _process_wide().lifeline
-
-
-class SandboxProcess:
-    """A started process in a session of its own. With namespaces, `init_pid` is the first process in them."""
-
-    def __init__(
-        self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        output: int,
-        pass_fds: Sequence[int],
-        info: tuple[int, int] | None,
-    ) -> None:
-        """Starts it; blocks for a few milliseconds, so call it on the spawner.
-
-        `info` is a pipe of which bubblewrap was told the second end, to name the init. Raises OSError.
-        """
-        self._popen = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=pass_fds,
-            env=environment,
-            start_new_session=True,
-        )
-        self.pid = self._popen.pid
-        self.init_pid: int | None = None
-        self._pidfd: int | None = None
-        if info is not None:
-            os.close(info[1])
-            self.init_pid = _read_init_pid(info[0])
-        try:
-            # The end of the init is the end of all in its namespace: the kernel waits for them first.
-            self._pidfd = os.pidfd_open(self.init_pid or self.pid)
-        except ProcessLookupError:
-            self._popen.kill()
-        self._ended: asyncio.Future[None] | None = None
-
-    def watch(self) -> asyncio.Future[None]:
-        """A future of the running loop that is done when it has ended. Call it once."""
-        loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
-        if self._pidfd is None:
-            self._ended.set_result(None)
-        else:
-            loop.add_reader(self._pidfd, self._on_end)
-        return self._ended
-
-    def _on_end(self) -> None:
-        assert self._ended is not None and self._pidfd is not None
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        if not self._ended.done():
-            self._ended.set_result(None)
-
-    def kill(self) -> None:
-        """Sends SIGKILL to the namespace, or to the process group. Does not wait."""
-        try:
-            if self.init_pid is None:
-                # Its number cannot have been given away: the group has a member that only this kills.
-                os.killpg(self.pid, signal.SIGKILL)
-            elif self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    async def exit_code(self) -> int:
-        """The exit code, negative for a signal, of a process that has ended. Raises TimeoutError."""
-        async with asyncio.timeout(REAP_TIMEOUT_S):
-            while (code := self._popen.poll()) is None:  # noqa: ASYNC110 (bubblewrap follows its init at once)
-                await asyncio.sleep(REAP_POLL_S)
-        return code
-
-    def release(self) -> None:
-        """Gives the descriptor back."""
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
-
-
-def _read_init_pid(info_fd: int) -> int | None:
-    content = b""
-    while not content.rstrip().endswith(b"}") and (chunk := os.read(info_fd, 4096)):
-        content += chunk
-    os.close(info_fd)
-    return int(json.loads(content)["child-pid"]) if content else None
+Find = Callable[[], list[int]]
 
 
 def descendants(pid: int) -> list[int]:
@@ -155,76 +37,179 @@ def descendants(pid: int) -> list[int]:
 def _children(pid: int) -> list[int]:
     """Those of all its threads; a thread that ends meanwhile must not hide the children of the others."""
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        threads = _threads(pid)
     except OSError:
         return []
     found: list[int] = []
     for thread in threads:
         try:
-            found += map(int, (thread / "children").read_text().split())
+            found += map(int, read_file(f"/proc/{pid}/task/{thread}/children").split())
         except OSError:
             continue
     return found
 
 
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Stops every process below this one for as long as the block runs, so that none of them writes."""
-    held: dict[int, int] = {}
-    try:
+def _threads(pid: int) -> list[str]:
+    return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 (half the time)
+
+
+def with_descendants(pid: int) -> list[int]:
+    """This process and all below it."""
+    return [pid, *descendants(pid)]
+
+
+class Halt:
+    """Holds processes still: from `begin` to `end` none of them runs."""
+
+    def __init__(self, find: Find) -> None:
+        """`find` lists all processes of the sandbox."""
+        self._find = find
+        self._held: dict[int, int] = {}
+        # What was stopped before stays so afterwards.
+        self._was_stopped: set[int] = set()
+
+    def begin(self) -> None:
+        """Stops the processes and waits until they are. Raises EnvironmentFailure where one goes on."""
         for _ in range(STOP_ROUNDS):
-            new = [child for child in descendants(pid) if child not in held]
+            new = [pid for pid in self._find() if pid not in self._held]
             if not new:
-                break
-            for child in new:
-                try:
-                    held[child] = os.pidfd_open(child)
-                except ProcessLookupError:
-                    continue
-            # A number that is still below us names what the descriptor holds, and not a newcomer elsewhere.
-            for child in set(new) & set(descendants(pid)) & held.keys():
-                _send(held[child], signal.SIGSTOP)
+                return
+            self._hold(new)
+        self.end()
+        raise EnvironmentFailure("the sandbox starts processes faster than they can be stopped")
+
+    def pids(self) -> list[int]:
+        """The processes that are held."""
+        return [pid for pid, pidfd in self._held.items() if not _has_ended(pidfd)]
+
+    def end(self) -> None:
+        """Lets go on what ran before."""
+        for pid, pidfd in self._held.items():
+            if pid not in self._was_stopped:
+                _send(pidfd, signal.SIGCONT)
+            os.close(pidfd)
+        self._held.clear()
+        self._was_stopped.clear()
+
+    def _hold(self, new: list[int]) -> None:
+        opened: dict[int, int] = {}
+        for pid in new:
+            try:
+                opened[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+        # A number that is found again names what the descriptor holds, and not a newcomer elsewhere.
+        again = set(self._find())
+        for pid, pidfd in opened.items():
+            if pid not in again:
+                os.close(pidfd)
+                continue
+            self._held[pid] = pidfd
+            if _state(pid) == "T":
+                self._was_stopped.add(pid)
+            else:
+                _send(pidfd, signal.SIGSTOP)
+        for pid in opened.keys() & again:
+            self._wait(pid)
+
+    def _wait(self, pid: int) -> None:
+        began = time.monotonic()
+        while (state := _state(pid)) not in "TtZX":
+            waited_s = time.monotonic() - began
+            if state == "D" and waited_s > REST_S:
+                return
+            if waited_s > STOP_TIMEOUT_S:
+                self.end()
+                raise EnvironmentFailure(f"process {pid} does not stop: it is in state {state!r}")
+            if pid in self._was_stopped:
+                # Another process of the sandbox let it go on.
+                self._was_stopped.discard(pid)
+                _send(self._held[pid], signal.SIGSTOP)
+            time.sleep(STOP_POLL_S if waited_s else 0)
+
+
+@contextmanager
+def stopped(init_pid: int) -> Iterator[None]:
+    """Stops this process and every one below it for as long as the block runs, so that none of them writes."""
+    halt = Halt(lambda: with_descendants(init_pid))
+    halt.begin()
+    try:
         yield
     finally:
-        for pidfd in held.values():
-            _send(pidfd, signal.SIGCONT)
-            os.close(pidfd)
+        halt.end()
+
+
+def running(init_pid: int | None) -> Running:
+    """What lives in a sandbox with this process above all others, its shell; all of it is stopped."""
+    return Running() if init_pid is None else describe(with_descendants(init_pid), init_pid, init_pid)
+
+
+def describe(pids: list[int], shell: int, init_pid: int | None) -> Running:
+    """What these stopped processes, of which one is the shell, mean for whoever records the files."""
+    mapped: set[tuple[int, int]] = set()
+    for pid in pids:
+        mapped |= shared_mappings(pid)
+    background = sum(pid != shell and _state(pid) not in "ZX" for pid in pids)
+    return Running(init_pid, background, frozenset(mapped))
+
+
+def shared_mappings(pid: int) -> set[tuple[int, int]]:
+    """Device and inode of each file that the process maps shared; none where it has ended.
+
+    Those that are not writable now count, too: mprotect(2) takes that away and gives it back with no trace.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except OSError:
+        return set()
+    found = set()
+    for line in lines:
+        _, permissions, _, device, inode, *path = line.split(None, 5)
+        if permissions[3:4] != b"s" or inode == b"0":
+            continue
+        major, _, minor = device.partition(b":")
+        found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+        if path:
+            # On some file systems (btrfs, overlays) stat knows another device than the mapping does.
+            try:
+                there = os.stat(  # noqa: PTH116 (a path of bytes)
+                    b"/proc/%d/root%b" % (pid, path[0])
+                )
+            except OSError:
+                continue
+            found.add((there.st_dev, there.st_ino))
+    return found
+
+
+def _state(pid: int) -> str:
+    """One letter: that of the thread that is furthest from rest. X where the process has ended."""
+    try:
+        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 18)
+        if int(fields[17]) <= 1:
+            return chr(fields[0][0])
+        states = {_thread_state(pid, thread) for thread in _threads(pid)}
+    except OSError:
+        return "X"
+    return next((state for state in sorted(states) if state not in "DTtZX"), None) or min(states)
+
+
+def _thread_state(pid: int, thread: str) -> str:
+    try:
+        return chr(read_file(f"/proc/{pid}/task/{thread}/stat").rpartition(b")")[2].split(None, 1)[0][0])
+    except OSError:
+        return "X"
+
+
+def _has_ended(pidfd: int) -> bool:
+    # Unlike select(2), poll(2) takes descriptors of any number.
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _send(pidfd: int, number: signal.Signals) -> None:
-    if not select.select([pidfd], [], [], 0)[0]:
+    if not _has_ended(pidfd):
         try:
             signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
             return
-
-
-def end_marked(session: int, mark: bytes) -> None:
-    """Kills what is left of a session and what carries the mark in its environment, and waits for its end.
-
-    Takes some 20 µs for each process of the machine. Raises TimeoutError where something stays.
-    """
-    deadline = time.monotonic() + REAP_TIMEOUT_S
-    while sum(_kill_if_marked(path.name, session, mark) for path in Path("/proc").glob("[0-9]*")):
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(REAP_POLL_S)
-
-
-def _kill_if_marked(pid: str, session: int, mark: bytes) -> bool:
-    try:
-        state, _, _, of_session, *_ = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 4)
-        if state == b"Z" or (int(of_session) != session and mark not in _read(f"/proc/{pid}/environ")):
-            return False
-        os.kill(int(pid), signal.SIGKILL)
-    except OSError:
-        return False  # It ended while we looked, or is another user's.
-    return True
-
-
-def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, 1 << 17)
-    finally:
-        os.close(fd)

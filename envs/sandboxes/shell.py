@@ -11,46 +11,29 @@ All methods belong to the event loop on which the shell was started; no method b
 """
 
 import asyncio
-import fcntl
 import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.sandboxes.isolation import Isolation
+from midstream.envs.sandboxes.marks import MARK
 from midstream.envs.sandboxes.output import BoundedOutput
-from midstream.envs.sandboxes.processes import REAP_TIMEOUT_S, SandboxProcess, end_marked, spawner
+from midstream.envs.sandboxes.tree import ProcessTree
 
 READ_BYTES = 1 << 16
 # At a command's end its own output lies in the pipe, which holds no more than this many reads.
 DRAIN_READS = 16
 # A shell whose variables outgrow this is ended: its state could not be recorded.
 MAX_RECORD_BYTES = 1 << 20
-# The shell's numbers of our descriptors start here, out of the way of those that commands pick.
-LOWEST_FD = 100
-MARK = "MIDSTREAM_SANDBOX"
-
-# One line, so that bash's messages name line 1 of the command. The end of a command is reported when the
-# inner loop comes round again, which it does after a `continue` too; the outer loop catches a `break`.
-_LOOP = (
-    "exec 7>&1 </dev/null >/dev/null 2>&1; {ulimits}; __n= __s=0; while builtin :; do while "
-    '[[ $__n ]] && {{ builtin printf "%s %d\\0%s\\0" "$__n" "$__s" "$PWD"; builtin export -p; '
-    'builtin printf "\\0"; }} >&{fd}; __n=; IFS= builtin read -r -d "" -u {fd} __n && '
-    'IFS= builtin read -r -d "" -u {fd} __c; do __s=0; builtin eval "$__c" </dev/null >&7 2>&7 7>&- {fd}>&-; '
-    "__s=$?; done; [[ $__n ]] || builtin exit; done"
-)
 
 
 @dataclass(frozen=True)
 class ShellState:
     """What a later shell is given of an earlier one: where it was, and its exported variables.
 
-    `cwd` is as the sandbox sees it; `exports` is bash's own text, one `declare` a line.
+    `cwd` is as the sandbox sees it; `exports` is bash's own text, one `declare` a line. Bytes that are not
+    UTF-8 are surrogate escapes in both.
     """
 
     cwd: str
@@ -69,24 +52,14 @@ class Answer:
     state: ShellState | None
 
 
-@dataclass(frozen=True)
-class _Connection:
-    """Our ends of a started shell."""
-
-    process: SandboxProcess
-    control: socket.socket
-    output: int
-
-
 class Shell:
     """A started shell. Make it with `start_shell`; `close` it whatever happens."""
 
-    def __init__(self, connection: _Connection, mark: str, has_namespaces: bool) -> None:
-        self._process = connection.process
-        self._control = connection.control
-        self._output_fd = connection.output
-        self._mark = mark
-        self._has_namespaces = has_namespaces
+    def __init__(self, tree: ProcessTree, control: socket.socket, output: int) -> None:
+        """`control` and `output` are our ends, which do not block; the shell closes them."""
+        self.tree = tree
+        self._control = control
+        self._output_fd = output
         self.killed = False
         self._loop = asyncio.get_running_loop()
         self._received = bytearray()
@@ -95,7 +68,7 @@ class Shell:
         self._output = BoundedOutput(0)
         self._reading = True
         self._end: asyncio.Future[tuple[int, ShellState] | None] | None = None
-        self._ended = self._process.watch()
+        self._ended = self.tree.watch()
         self._ended.add_done_callback(self._on_exit)
         self._loop.add_reader(self._control, self._on_control)
         self._loop.add_reader(self._output_fd, self._on_output)
@@ -107,9 +80,9 @@ class Shell:
     @property
     def init_pid(self) -> int | None:
         """The process above all others of the sandbox, where it has namespaces."""
-        return self._process.init_pid
+        return self.tree.init_pid
 
-    async def run(self, command: str, timeout_s: float, max_output_bytes: int) -> Answer:
+    async def run(self, command: str | bytes, timeout_s: float, max_output_bytes: int) -> Answer:
         """Runs one command. The shell is killed when the time is up, and when the caller is cancelled.
 
         NUL characters, which no shell can take, are left out.
@@ -125,7 +98,7 @@ class Shell:
         self._end = self._loop.create_future()
         if self.ended:
             self._end.set_result(None)
-        self._send(self._word + b"\0" + command.replace("\0", "").encode("utf-8", "replace") + b"\0")
+        self._send(self._word + b"\0" + _encoded(command) + b"\0")
         timed_out = False
         timer = self._loop.call_later(timeout_s, self._settle, None)
         try:
@@ -141,7 +114,7 @@ class Shell:
             self.kill()
             await self._ended
         self._drain()
-        exit_code, state = end or (await self._process.exit_code(), None)
+        exit_code, state = end or (await self.tree.exit_code(), None)
         seconds = time.perf_counter() - started
         output, self._output = self._output, BoundedOutput(0)
         return Answer(output.text(), exit_code, timed_out, output.truncated, seconds, state)
@@ -149,7 +122,7 @@ class Shell:
     def kill(self) -> None:
         """Ends the shell and all that it started, without waiting."""
         self.killed = True
-        self._process.kill()
+        self.tree.kill()
 
     async def close(self) -> None:
         """Ends the shell and all that it started, and returns when they are gone. Call it once.
@@ -158,22 +131,13 @@ class Shell:
         """
         self.kill()
         try:
-            async with asyncio.timeout(REAP_TIMEOUT_S):
-                await asyncio.shield(self._ended)
-            await self._process.exit_code()
-            if not self._has_namespaces:
-                mark = f"{MARK}={self._mark}".encode()
-                await self._loop.run_in_executor(None, end_marked, self._process.pid, mark)
-        except TimeoutError as error:
-            pid = self._process.init_pid or self._process.pid
-            raise EnvironmentFailure(f"process {pid} outlives SIGKILL by {REAP_TIMEOUT_S} s") from error
+            await self.tree.end(self._ended)
         finally:
             for source in (self._control.fileno(), self._output_fd):
                 self._loop.remove_reader(source)
             self._loop.remove_writer(self._control.fileno())
             self._control.close()
             os.close(self._output_fd)
-            self._process.release()
 
     def _send(self, message: bytes) -> None:
         self._unsent = message
@@ -209,7 +173,7 @@ class Shell:
             # Another word is that of an earlier command, or a command's own invention.
             if self._word and word == self._word:
                 text = exports.decode("utf-8", "surrogateescape")
-                state = ShellState(os.fsdecode(bytes(cwd)), _carried(text))
+                state = ShellState(cwd.decode("utf-8", "surrogateescape"), _carried(text))
                 self._settle((int(exit_code), state))
         if len(self._received) > MAX_RECORD_BYTES:
             self.kill()
@@ -246,49 +210,11 @@ class Shell:
             self._end.set_result(end)
 
 
-async def start_shell(isolation: Isolation, directory: Path, environment: Mapping[str, str]) -> Shell:
-    """Starts a shell over the directory; let it finish, and close what it returns.
-
-    Raises EnvironmentFailure where no process, descriptor or memory is to be had.
-    """
-    loop = asyncio.get_running_loop()
-    mark = secrets.token_hex(8)
-    marked = dict(environment) if isolation.has_namespaces else {**environment, MARK: mark}
-    try:
-        connection = await loop.run_in_executor(spawner(), partial(_connect, isolation, directory, marked))
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot start a shell in {directory}: {error.strerror or error}") from error
-    return Shell(connection, mark, isolation.has_namespaces)
-
-
-def _connect(isolation: Isolation, directory: Path, environment: Mapping[str, str]) -> _Connection:
-    ours, theirs = socket.socketpair()
-    output, their_output = os.pipe()
-    info = os.pipe() if isolation.has_namespaces else None
-    shell_fd = -1
-    try:
-        shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
-        loop = _LOOP.format(fd=shell_fd, ulimits=isolation.ulimits())
-        shell = ["bash", "--norc", "--noprofile", "-c", loop]
-        process = SandboxProcess(
-            isolation.argv(directory, shell, info[1] if info else -1),
-            environment,
-            output=their_output,
-            pass_fds=[shell_fd, *isolation.inherited_fds(), *([info[1]] if info else [])],
-            info=info,
-        )
-    except BaseException:
-        ours.close()
-        os.close(output)
-        raise
-    finally:
-        theirs.close()
-        os.close(their_output)
-        if shell_fd >= 0:
-            os.close(shell_fd)
-    ours.setblocking(False)
-    os.set_blocking(output, False)
-    return _Connection(process, ours, output)
+def _encoded(command: str | bytes) -> bytes:
+    """What no shell can take, NUL and halves of surrogate pairs, is left out or replaced."""
+    if isinstance(command, str):
+        command = command.encode("utf-8", "replace")
+    return command.replace(b"\0", b"")
 
 
 # Variables that belong to one shell or one sandbox.

@@ -4,12 +4,13 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.envs.sandboxes.isolation import Isolation, IsolationUnavailable, choose_isolation
 from midstream.envs.sandboxes.processes import descendants
-from midstream.envs.sandboxes.session import MAX_OUTPUT_BYTES, ShellSession
+from midstream.envs.sandboxes.session import ShellSession
 from tests.envs.started import earlier
 
 
@@ -43,10 +44,12 @@ def new_sandbox(
 ) -> Iterator[Callable[..., ShellSession]]:
     opened: list[ShellSession] = []
 
-    def make(max_output_bytes: int = MAX_OUTPUT_BYTES) -> ShellSession:
+    def make(**settings: Any) -> ShellSession:
         directory = tmp_path / f"sandbox{len(opened)}"
         directory.mkdir()
-        opened.append(ShellSession(directory, isolation, max_output_bytes=max_output_bytes))
+        if isolation.owner is not None:
+            os.chown(directory, *isolation.owner)
+        opened.append(ShellSession(directory, isolation, **settings))
         return opened[-1]
 
     yield make

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.sandboxes import isolation as isolation_module
+from midstream.envs.sandboxes.isolation import choose as isolation_module
 from midstream.envs.sandboxes.isolation import IsolationUnavailable, choose_isolation
 from midstream.envs.sandboxes.output import BoundedOutput
 from midstream.envs.sandboxes.processes import descendants
@@ -187,10 +187,29 @@ def test_the_startup_file_is_sourced_by_every_new_shell_but_not_by_a_fresh_one(s
     assert "[]" in fresh.output
 
 
-def test_a_startup_file_that_ends_the_shell_is_the_agents_fault(sh):
-    sh("echo exit > .bashrc")
-    assert sh("exit 0").shell_replaced
-    assert sh("echo alive").output == "alive\n"
+@pytest.mark.parametrize(
+    ("startup_file", "what"),
+    [("exit", "ended the shell"), ("while :; do :; done", "did not end within 0.3 s")],
+)
+def test_a_startup_file_that_the_agent_broke_is_told_once_and_not_read_again(
+    new_sandbox, loop, startup_file, what
+):
+    sandbox = new_sandbox(setup_timeout_s=SHORT_S)
+    loop.run(sandbox.exec(f"echo '{startup_file}' > .bashrc; export KEPT=kept", TIMEOUT_S))
+    assert loop.run(sandbox.exec("exit 0", TIMEOUT_S)).shell_replaced
+    told = loop.run(sandbox.exec("echo alive $KEPT", TIMEOUT_S))
+    assert told.output == f"[.bashrc {what} and is not read any more]\nalive kept\n"
+    assert told.shell_replaced
+    loop.run(sandbox.exec("exit 0", TIMEOUT_S))
+    later = loop.run(sandbox.exec("echo alive", TIMEOUT_S))
+    assert (later.output, later.shell_replaced) == ("alive\n", False)
+
+
+def test_a_startup_file_that_came_broken_is_a_failure_and_no_observation(sandbox, loop):
+    (sandbox.directory / ".bashrc").write_text("exit 3")
+    with pytest.raises(EnvironmentFailure, match=r"startup file \.bashrc in .* ended the shell"):
+        loop.run(sandbox.start())
+    assert not wait_until_gone(started_here())
 
 
 def test_working_directory_and_exports_go_to_another_sandbox(new_sandbox, loop):
@@ -375,7 +394,6 @@ def test_bubblewrap_keeps_the_host_out_of_reach(bubblewrap, tmp_path, loop):
     loop.run(probe())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the kernel exempts root from the limit on processes")
 def test_a_fork_bomb_stays_within_its_sandbox(bubblewrap, tmp_path, loop):
     sandbox = ShellSession(tmp_path, bubblewrap)
 
@@ -390,7 +408,7 @@ def test_a_fork_bomb_stays_within_its_sandbox(bubblewrap, tmp_path, loop):
 
 
 def test_isolation_is_never_given_up_silently(monkeypatch):
-    monkeypatch.setattr(isolation_module, "_bubblewrap_fault", lambda: "no user namespaces")
+    monkeypatch.setattr(isolation_module, "bubblewrap_fault", lambda: "no user namespaces")
     for name in ("auto", "bubblewrap"):
         with pytest.raises(
             IsolationUnavailable, match=r"no user namespaces.* set environment\.isolation=none"

@@ -1,0 +1,144 @@
+"""Starts the processes of sandboxes off the event loop, ends them, and learns of their end."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+# How often, and how long, the end of what was killed is checked where no descriptor tells.
+REAP_POLL_S = 0.002
+REAP_TIMEOUT_S = 5.0
+
+
+class _ProcessWide:
+    """What all sandboxes of this process share; made anew in a forked child, which shares none of it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        # One thread keeps up with hundreds of starts a second. It must live as long as this process: the
+        # kernel's parent-death signal is tied to the thread that forked.
+        self.spawner = ThreadPoolExecutor(1, "midstream-spawn")
+        # Nobody writes to it: its end is read when the last holder of the write end, this process, is gone.
+        self.lifeline, self._lifeline_held = os.pipe()
+
+
+_shared: _ProcessWide | None = None
+_shared_lock = threading.Lock()
+
+
+def _process_wide() -> _ProcessWide:
+    global _shared  # noqa: PLW0603 (one thread for the whole process is the point)
+    with _shared_lock:
+        if _shared is None or _shared.pid != os.getpid():
+            _shared = _ProcessWide()
+        return _shared
+
+
+def spawner() -> ThreadPoolExecutor:
+    """The one thread of this process that starts sandboxes; it lives as long as the process does."""
+    return _process_wide().spawner
+
+
+def lifeline() -> int:
+    """A descriptor for children to inherit that reads as ended once this process is gone."""
+    return _process_wide().lifeline
+
+
+class SandboxProcess:
+    """A started process in a session of its own. With namespaces, `init_pid` is the first process in them."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: int,
+        pass_fds: Sequence[int],
+        info: tuple[int, int] | None,
+    ) -> None:
+        """Starts it; blocks for a few milliseconds, so call it on the spawner.
+
+        `info` is a pipe of which bubblewrap was told the second end, to name the init. Raises OSError.
+        """
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=pass_fds,
+            env=environment,
+            # Where this process stands may be closed to whoever the sandbox runs as.
+            cwd="/",
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        self.init_pid: int | None = None
+        self._pidfd: int | None = None
+        if info is not None:
+            os.close(info[1])
+            self.init_pid = _read_init_pid(info[0])
+        try:
+            # The end of the init is the end of all in its namespace: the kernel waits for them first.
+            self._pidfd = os.pidfd_open(self.init_pid or self.pid)
+        except ProcessLookupError:
+            self._popen.kill()
+        self._ended: asyncio.Future[None] | None = None
+
+    def watch(self) -> asyncio.Future[None]:
+        """A future of the running loop that is done when it has ended. Call it once."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        if self._pidfd is None:
+            self._ended.set_result(None)
+        else:
+            loop.add_reader(self._pidfd, self._on_end)
+        return self._ended
+
+    def _on_end(self) -> None:
+        assert self._ended is not None and self._pidfd is not None
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def kill(self) -> None:
+        """Sends SIGKILL to the namespace, or to the process group. Does not wait."""
+        try:
+            if self.init_pid is None:
+                # Its number cannot have been given away: the group has a member that only this kills.
+                os.killpg(self.pid, signal.SIGKILL)
+            elif self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    async def exit_code(self) -> int:
+        """The exit code, negative for a signal, of a process that has ended. Raises TimeoutError."""
+        async with asyncio.timeout(REAP_TIMEOUT_S):
+            while (code := self._popen.poll()) is None:  # noqa: ASYNC110 (bubblewrap follows its init at once)
+                await asyncio.sleep(REAP_POLL_S)
+        return code
+
+    def discard(self) -> None:
+        """Ends one that nobody watches yet, and returns when it is gone."""
+        self.kill()
+        self._popen.kill()
+        self._popen.wait()
+        self.release()
+
+    def release(self) -> None:
+        """Gives the descriptor back."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+def _read_init_pid(info_fd: int) -> int | None:
+    content = b""
+    while not content.rstrip().endswith(b"}") and (chunk := os.read(info_fd, 4096)):
+        content += chunk
+    os.close(info_fd)
+    return int(json.loads(content)["child-pid"]) if content else None

@@ -1,0 +1,85 @@
+"""All processes of one shell, itself among them: how they are found, held still and ended."""
+
+import asyncio
+
+from midstream.envs.errors import EnvironmentFailure
+from midstream.envs.sandboxes.files import Running
+from midstream.envs.sandboxes.isolation.cgroups import Cgroup
+from midstream.envs.sandboxes.isolation.unisolated import is_watcher
+from midstream.envs.sandboxes.marks import end_all, processes_of
+from midstream.envs.sandboxes.processes import Halt, describe, with_descendants
+from midstream.envs.sandboxes.spawning import REAP_TIMEOUT_S, SandboxProcess
+
+
+class ProcessTree:
+    """With namespaces: what is below their first process. Without: what the session, the mark in the
+    environment, or the control group shows.
+    """
+
+    def __init__(self, process: SandboxProcess, mark: str, group: Cgroup | None) -> None:
+        self._process = process
+        self._mark = mark
+        self._group = group
+
+    @property
+    def init_pid(self) -> int | None:
+        """The host's number of the process above all others, where there are namespaces."""
+        return self._process.init_pid
+
+    def watch(self) -> asyncio.Future[None]:
+        """A future of the running loop that is done when the shell has ended. Call it once."""
+        return self._process.watch()
+
+    async def exit_code(self) -> int:
+        return await self._process.exit_code()
+
+    def find(self) -> list[int]:
+        """The pids of all processes, but for the watcher that outlives a killed job."""
+        if self.init_pid is not None:
+            return with_descendants(self.init_pid)
+        return [pid for pid in self._unisolated() if not is_watcher(pid)]
+
+    def halt(self) -> Halt:
+        """What can hold all of them still."""
+        return Halt(self.find)
+
+    def describe(self, halt: Halt) -> Running:
+        """What the processes that are held mean for whoever records the files."""
+        return describe(halt.pids(), self.init_pid or self._process.pid, self.init_pid)
+
+    def kill(self) -> None:
+        """Ends the shell and, with namespaces, all of them; does not wait."""
+        self._process.kill()
+
+    async def end(self, ended: asyncio.Future[None]) -> None:
+        """Returns when all are gone, of which `ended` says that the shell is; `kill` came before. Call it once.
+
+        Raises EnvironmentFailure where one cannot be killed.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(REAP_TIMEOUT_S):
+                await asyncio.shield(ended)
+            await self._process.exit_code()
+            if self.init_pid is None:
+                await loop.run_in_executor(None, end_all, self._unisolated)
+        except TimeoutError as error:
+            pid = self.init_pid or self._process.pid
+            raise EnvironmentFailure(f"process {pid} or one below it outlives SIGKILL: {error}") from error
+        finally:
+            self._process.release()
+            if self._group is not None:
+                await loop.run_in_executor(None, self._remove_group, self._group)
+
+    def _unisolated(self) -> list[int]:
+        found = set(processes_of(self._process.pid, self._mark))
+        if self._group is not None:
+            found.update(self._group.pids())
+        return sorted(found)
+
+    @staticmethod
+    def _remove_group(group: Cgroup) -> None:
+        try:
+            group.remove()
+        except OSError as error:
+            raise EnvironmentFailure(f"cannot remove control group {group.path}: {error.strerror}") from error
