@@ -10,6 +10,7 @@ import click
 
 from midstream.cli.compare import compare
 from midstream.cli.report import report
+from midstream.cli.sandbox import sandbox
 from midstream.cli.settings import FAILED, INTERRUPTED, WRONG_USAGE, Settings
 
 
@@ -25,6 +26,7 @@ def midstream() -> None:
 
 midstream.add_command(compare)
 midstream.add_command(report)
+midstream.add_command(sandbox)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,6 @@ Owners on other hosts, in other containers or of earlier boots cannot be seen; t
 
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +120,16 @@ def foreign_claims(root: Path) -> list[tuple[int, int]]:
     return [(path.lstat().st_uid, len(_listed(path))) for path in others]
 
 
-def temp_directory(kind: str = "", job: str = "") -> Path:
-    """A new temporary folder, `midstream-[kind-]<label>-<random>`, that the reaper finds when we are killed.
+def temp_prefix(kind: str = "", job: str = "") -> str:
+    """How the names of temporary folders begin that the reaper finds when we are killed; for `tempfile`.
 
-    `kind` is a word of small letters. Raises OSError.
+    The whole name is `midstream-[kind-]<label>-<random>`; `kind` is a word of small letters.
     """
-    prefix = f"{TEMP_PREFIX}{kind}-" if kind else TEMP_PREFIX
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{this_process(job).label}-"))
+    return (
+        f"{TEMP_PREFIX}{kind}-{this_process(job).label}-"
+        if kind
+        else f"{TEMP_PREFIX}{this_process(job).label}-"
+    )
 
 
 def temp_directories(temp: Path) -> Iterator[tuple[Path, Owner | None, OwnerState]]:

@@ -1,4 +1,4 @@
-"""Finds and removes what killed processes left on this host: processes, mounts, sandboxes, temporary folders.
+"""Finds and removes what killed processes left here: processes, control groups, mounts, sandboxes, temporary folders.
 
 Only what carries the label of an owner that is gone is touched. What another user owns is left to them, what
 nobody can be asked about is left alone, and both are said.
@@ -9,16 +9,22 @@ reapers do that, and a reaper that is killed leaves no more than the next one fi
 
 import os
 import secrets
+import select
+import signal
 import subprocess
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.pool import claims, marks
+from midstream.envs.pool import claims
 from midstream.envs.pool.mounts import mounts_below, unmount
-from midstream.envs.pool.owners import is_alive, this_process
+from midstream.envs.pool.owners import this_process
+from midstream.envs.sandboxes import marks
+from midstream.envs.sandboxes.isolation.cgroups import list_leftover_cgroups, remove_leftover_cgroups
 from midstream.envs.store.restore import remove_tree
 
 # The job that the label of a directory names which a reaper has taken over.
@@ -35,13 +41,28 @@ class Reaped:
     folders: int = 0
     mounts: int = 0
     processes: int = 0
+    cgroups: int = 0
     removed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        return self.sandboxes + self.folders + self.mounts + self.processes
+        return self.sandboxes + self.folders + self.mounts + self.processes + self.cgroups
+
+    def summary(self) -> str:
+        """The numbers in words."""
+        counts = (
+            (self.sandboxes, "sandbox", "sandboxes"),
+            (self.folders, "temporary folder", "temporary folders"),
+            (self.mounts, "mount", "mounts"),
+            (self.processes, "process", "processes"),
+            (self.cgroups, "control group", "control groups"),
+        )
+        return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def reap(roots: Iterable[Path], temp: Path | None, dry_run: bool = False) -> Reaped:
@@ -53,6 +74,7 @@ def reap(roots: Iterable[Path], temp: Path | None, dry_run: bool = False) -> Rea
     reaped = Reaped()
     with _one_at_a_time:
         _reap_processes(reaped, dry_run)
+        _reap_cgroups(reaped, dry_run)
         for root in roots:
             _reap_root(root, reaped, dry_run)
         if temp is not None:
@@ -61,17 +83,48 @@ def reap(roots: Iterable[Path], temp: Path | None, dry_run: bool = False) -> Rea
 
 
 def _reap_processes(reaped: Reaped, dry_run: bool) -> None:
-    for process in marks.marked_processes():
-        if is_alive(process.owner) is not False or process.pid == os.getpid():
-            continue
-        name = f"process {process.pid} of {process.owner.label}"
-        if process.uid != os.geteuid():
-            reaped.skipped.append(f"{name}: it runs as user {process.uid}")
-        elif dry_run or marks.end(process):
-            reaped.processes += 1
-            reaped.removed.append(name)
-        else:
-            reaped.failed.append(f"{name}: it outlives SIGKILL by {marks.END_TIMEOUT_S:g} s")
+    """Those in namespaces die with their owner, by the kernel's doing; here are those without."""
+    held: dict[int, int] = {}
+    try:
+        for pid in marks.find_marked_processes():
+            with suppress(ProcessLookupError):
+                held[pid] = os.pidfd_open(pid)
+        # A number that is still a leftover's names what the descriptor holds, and not a newcomer elsewhere.
+        for pid in sorted(held.keys() & set(marks.find_marked_processes())) if held else ():
+            _reap_process(pid, held[pid], reaped, dry_run)
+    finally:
+        for pidfd in held.values():
+            os.close(pidfd)
+
+
+def _reap_process(pid: int, pidfd: int, reaped: Reaped, dry_run: bool) -> None:
+    name = f"process {pid}"
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+        if uid != os.geteuid():
+            reaped.skipped.append(f"{name}: it runs as user {uid}")
+            return
+        if not dry_run:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            if not select.select([pidfd], [], [], marks.END_TIMEOUT_S)[0]:
+                reaped.failed.append(f"{name}: it outlives SIGKILL by {marks.END_TIMEOUT_S:g} s")
+                return
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    reaped.processes += 1
+    reaped.removed.append(name)
+
+
+def _reap_cgroups(reaped: Reaped, dry_run: bool) -> None:
+    left = list_leftover_cgroups()
+    if left and not dry_run:
+        try:
+            remove_leftover_cgroups()
+        except OSError as error:
+            reaped.failed.append(f"control groups, {error.filename} at least: {error.strerror}")
+            left = [path for path in left if not path.exists()]
+    reaped.cgroups += len(left)
+    reaped.removed += [f"control group {path}" for path in left]
 
 
 def _reap_root(root: Path, reaped: Reaped, dry_run: bool) -> None:
@@ -93,6 +146,7 @@ def _reap_root(root: Path, reaped: Reaped, dry_run: bool) -> None:
 
 def _reap_temp(temp: Path, reaped: Reaped, dry_run: bool) -> None:
     ourselves = this_process(REAPER)
+    nameless = 0
     for folder, owner, state in claims.temp_directories(temp):
         try:
             uid = folder.lstat().st_uid
@@ -103,9 +157,12 @@ def _reap_temp(temp: Path, reaped: Reaped, dry_run: bool) -> None:
         elif state == "gone" or owner == ourselves:
             reaped.folders += _remove(folder, reaped, dry_run, in_temp=True)
         elif owner is None:
-            reaped.skipped.append(f"{folder}: its name says no owner")
+            nameless += 1
         elif state == "unknown":
             reaped.skipped.append(f"{folder}: whether {owner.label} lives cannot be seen from here")
+    if nameless:
+        what = f"{nameless} folders {temp}/{claims.TEMP_PREFIX}* whose names say no owner"
+        reaped.skipped.append(f"{what}: remove them by hand if no job of an older version runs")
 
 
 def _remove(directory: Path, reaped: Reaped, dry_run: bool, in_temp: bool = False) -> bool:
