@@ -2,29 +2,28 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure, SnapshotError
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.files import Running
-from midstream.envs.sandboxes.overlay.layers import Layers, Stack
+from midstream.envs.sandboxes.isolation.bubblewrap import INSIDE
+from midstream.envs.sandboxes.overlay.layers import Layers
 from midstream.envs.sandboxes.overlay.mounts import MAX_LOWERS, attach, holds_open
+from midstream.envs.sandboxes.overlay.stacks import Stack
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import Baseline
 
-TARGET = "/workspace"
-# A shell's namespaces are complete some milliseconds after its process has started.
-START_TIMEOUT_S = 10.0
 
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Frozen:
-    """A state that nothing changes any more, on its way into the store.
+    """A state that nothing changes any more, on its way into the store, where it is `snapshot`.
 
-    `stack` is its layers, of which `changed` says whether the newest holds something new. `snapshot` is there
-    where it had to be recorded at once. `remounted`: the shell must enter its directory again.
+    `stack` is its layers; `changed` says whether the newest is its own. `remounted`: the shell must enter its
+    directory again.
     """
 
     stack: Stack
@@ -35,21 +34,28 @@ class Frozen:
 
 
 class OverlayFiles:
-    """The workspace of one sandbox: an overlay of shared layers and one that it writes to."""
+    """The workspace of one sandbox: an overlay of shared layers and one that it writes to.
+
+    A snapshot is two steps, of which the sandbox waits for the first: `freeze` closes what was written as a
+    layer, `harvest` takes that layer into the store, meanwhile or later, in any thread.
+    """
 
     def __init__(self, directory: Path, layers: Layers) -> None:
         """`directory` is an empty folder, over which the mount is put inside of the sandbox."""
         self.directory = directory
         self._layers = layers
+        # Its layers, held; where it writes to; and the mount of both that is, or is to be, its workspace.
         self._stack: Stack = ()
         self._live = ""
-        # Of the mount that is, or is to be, the workspace.
         self._mount = -1
         self._attached = False
-        self._baseline = Baseline()
+        self._harvesting = threading.RLock()
+        self._pending: deque[Frozen] = deque()
+        # The last snapshot with its state, and the one whose tree is that of the layers harvested last.
         self._last: Snapshot | None = None
         self._last_state: Mapping[str, str] = {}
-        self._harvesting = threading.Lock()
+        self._below: Snapshot | None = None
+        self._baseline = Baseline()
 
     def create(self, spec: SandboxSpec) -> None:
         known = self._layers.base(spec)
@@ -57,18 +63,20 @@ class OverlayFiles:
 
     def attach(self, init_pid: int | None) -> None:
         if init_pid is None:
-            raise EnvironmentFailure("overlay workspaces need the namespaces of bubblewrap: set backend=store")
+            raise EnvironmentFailure(
+                "an overlay cannot be put before a shell without namespaces: set environment.backend=store, or "
+                "environment.isolation=bubblewrap"
+            )
         try:
             if self._attached:
-                # The mount went with the namespaces of an earlier shell; what it wrote is still there.
+                # The mount went with the namespaces of an earlier shell; what that wrote is still there.
                 self._close_mount()
                 work = self._layers.places.new_work(self._live)
                 self._mount = self._layers.mounts.new_mount(self._stack, self._live, work)
-            there = self.directory.stat()
-            attach(self._mount, init_pid, TARGET, there, replaces=False, timeout_s=START_TIMEOUT_S)
+            attach(self._mount, init_pid, INSIDE, self.directory.stat(), replaces=False)
             self._attached = True
         except OSError as error:
-            raise EnvironmentFailure(f"cannot mount the workspace of {self.directory.name}: {error}") from error
+            raise EnvironmentFailure(f"cannot mount the workspace {self.directory.name}: {error}") from error
 
     def open(self, init_pid: int | None) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._mount)
@@ -78,29 +86,32 @@ class OverlayFiles:
         return self.harvest(frozen), frozen.remounted
 
     def freeze(self, state: Mapping[str, str], running: Running) -> Frozen:
-        """Closes what was written as a layer and mounts a new one over it: all that a sandbox must wait for.
+        """Closes what was written as a layer and mounts a new one over it.
 
-        Where processes or the shell itself still have files open, they would write to the closed layer: then
-        the snapshot is recorded at once, and the mount stays. Every result goes to `harvest`, in order.
+        Where other processes run or the shell has a file open, which could go on writing to the closed layer,
+        the mount stays and the state is harvested at once. Raises WorkspaceLimit or SnapshotError, with
+        nothing changed, and EnvironmentFailure where the workspace is lost.
         """
         if not self._layers.places.written(self._live).exists():
             return self._frozen(state, changed=False)
         if self._must_stay(running):
-            return self._recorded_live(state)
+            return self._recorded(state)
         self._swap(running.init_pid)
         return self._frozen(state, changed=True, remounted=running.init_pid is not None)
 
     def harvest(self, frozen: Frozen) -> Snapshot:
-        """Takes a frozen state into the store. Raises WorkspaceLimit or SnapshotError."""
+        """The snapshot of a frozen state, which is then in the store; earlier ones are taken there first.
+
+        Raises WorkspaceLimit or SnapshotError, and can then be called again.
+        """
         with self._harvesting:
-            try:
-                if frozen.snapshot is None:
-                    self._last = self._harvested(frozen, self._last)
-                    self._last_state = frozen.state
-                    return self._last
-                return frozen.snapshot
-            finally:
-                self._layers.release(frozen.stack)
+            while frozen.snapshot is None:
+                first = self._pending[0]
+                self._last = first.snapshot = self._harvested(first)
+                self._last_state = first.state
+                self._pending.popleft()
+                self._layers.release(first.stack)
+            return frozen.snapshot
 
     def restore(self, snapshot: Snapshot) -> dict[str, str]:
         known = self._layers.of(snapshot)
@@ -109,23 +120,29 @@ class OverlayFiles:
         return dict(known.state)
 
     def destroy(self) -> None:
+        """Removes all that is on disk. Of what was frozen, only what is harvested by now is left."""
         self._leave()
         if self.directory.exists():
             self.directory.chmod(0o700)
             self.directory.rmdir()
 
     def _begin(self, stack: Stack, snapshot: Snapshot, state: Mapping[str, str]) -> None:
-        self._stack, self._last, self._last_state = stack, snapshot, state
+        self._stack = stack
+        self._last, self._last_state, self._below = snapshot, state, snapshot
         self._baseline = Baseline()
         try:
             self.directory.mkdir(mode=0o555, parents=True, exist_ok=True)
             self._live = self._layers.places.new_live()
             self._mount = self._layers.mounts.new_mount(stack, self._live)
         except OSError as error:
-            raise EnvironmentFailure(f"cannot mount the workspace of {self.directory.name}: {error}") from error
+            raise EnvironmentFailure(f"cannot mount the workspace {self.directory.name}: {error}") from error
 
     def _leave(self) -> None:
         self._close_mount()
+        with self._harvesting:
+            for frozen in self._pending:
+                self._layers.release(frozen.stack)
+            self._pending.clear()
         if self._live:
             self._layers.places.remove(self._live)
         self._layers.release(self._stack)
@@ -139,59 +156,93 @@ class OverlayFiles:
     def _must_stay(self, running: Running) -> bool:
         if running.background or running.mapped or len(self._stack) >= MAX_LOWERS:
             return True
-        return running.init_pid is not None and holds_open(running.init_pid, self._mount)
+        try:
+            return running.init_pid is not None and holds_open(running.init_pid, self._mount)
+        except OSError as error:
+            raise EnvironmentFailure(f"the sandbox {self.directory.name} died: {error}") from error
 
     def _swap(self, init_pid: int | None) -> None:
-        places = self._layers.places
-        before, mount = self._live, self._mount
-        layer = places.close_layer(before)
-        self._layers.hold((layer,))
-        stack = self._layers.shortened((*self._stack, layer))
-        try:
-            live = places.new_live()
-            self._mount = self._layers.mounts.new_mount(stack, live)
-        except OSError as error:
-            # Nothing has seen the closed layer: the old mount goes on as if it had never been.
-            places.reopen_layer(layer, before)
-            raise SnapshotError(f"cannot mount a layer over {layer}: {error}") from error
-        self._stack, self._live = stack, live
+        layers, old = self._layers, (self._stack, self._live, self._mount)
+        there = os.fstat(self._mount)
+        self._stack, self._live, self._mount = self._next()
+        self._attached = init_pid is not None
         try:
             if init_pid is not None:
-                attach(self._mount, init_pid, TARGET, os.fstat(mount), replaces=True)
-            self._attached = init_pid is not None
+                attach(self._mount, init_pid, INSIDE, there, replaces=True)
         except OSError as error:
-            raise EnvironmentFailure(f"cannot mount a layer in the sandbox: {error}") from error
+            raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
         finally:
-            # The kernel forgets a mount's files one by one when its last user is gone.
-            self._layers.in_background(_dismantle, mount, self._layers, before)
+            # The kernel forgets the files of a mount, one by one, when the last who holds it lets go.
+            layers.in_background(_dismantle, layers, *old)
+
+    def _next(self) -> tuple[Stack, str, int]:
+        """What was written becomes a layer: the new stack, a place to write to, and a mount of both."""
+        places, live, layer = self._layers.places, "", ""
+        stack: Stack = ()
+        try:
+            layer = places.close_layer(self._live)
+            stack = self._layers.shortened((*self._stack, layer))
+            live = places.new_live()
+            return stack, live, self._layers.mounts.new_mount(stack, live)
+        except OSError as error:
+            # Nothing has seen the closed layer yet: the old mount goes on as if it had never been.
+            if layer:
+                places.reopen_layer(layer, self._live)
+            if live:
+                places.remove(live)
+            self._layers.release(stack)
+            raise SnapshotError(f"cannot mount a new layer in {places.path}: {error}") from error
 
     def _frozen(self, state: Mapping[str, str], *, changed: bool, remounted: bool = False) -> Frozen:
-        self._layers.hold(self._stack)
-        return Frozen(self._stack, dict(state), changed, remounted)
+        frozen = Frozen(self._stack, dict(state), changed, remounted)
+        self._layers.hold(frozen.stack)
+        self._pending.append(frozen)
+        return frozen
 
-    def _recorded_live(self, state: Mapping[str, str]) -> Frozen:
+    def _recorded(self, state: Mapping[str, str]) -> Frozen:
+        """The state now, harvested from what is written to; later layers do not know of it."""
         with self._harvesting:
+            if self._pending:
+                self.harvest(self._pending[-1])
             written = self._layers.places.written(self._live)
-            self._last = self._layers.store.put_layer(
-                written, self._last, baseline=self._baseline, state=state
-            )
+            self._last = self._signed(self._put(written, state, Baseline()), state)
             self._last_state = dict(state)
-        self._layers.hold(self._stack)
-        return Frozen(self._stack, dict(state), changed=True, snapshot=self._last)
+        return Frozen((), self._last_state, changed=True, snapshot=self._last)
 
-    def _harvested(self, frozen: Frozen, parent: Snapshot | None) -> Snapshot:
-        assert parent is not None
-        if not frozen.changed and frozen.state == self._last_state:
-            return parent
-        written = self._layers.places.workspace(frozen.stack[-1])
-        snapshot = self._layers.store.put_layer(
-            written, parent, baseline=self._baseline, state=frozen.state
-        )
-        if snapshot is not parent:
-            self._layers.record(snapshot, frozen.stack, frozen.state)
-        return snapshot
+    def _harvested(self, frozen: Frozen) -> Snapshot:
+        if not frozen.changed:
+            return self._harvested_unchanged(frozen)
+        self._below = self._put(self._layers.places.workspace(frozen.stack[-1]), frozen.state, self._baseline)
+        self._layers.record(self._below, frozen.stack, frozen.state)
+        return self._signed(self._below, frozen.state)
+
+    def _harvested_unchanged(self, frozen: Frozen) -> Snapshot:
+        assert self._last is not None
+        if frozen.state == self._last_state:
+            return self._last
+        nothing = self._layers.places.new_blank(frozen.stack[-1])
+        try:
+            written = self._layers.places.workspace(nothing)
+            self._below = self._put(written, frozen.state, self._baseline)
+        finally:
+            self._layers.places.remove(nothing)
+        self._layers.record(replace(self._below, changes=()), frozen.stack, frozen.state)
+        return self._below
+
+    def _put(self, written: Path, state: Mapping[str, str], baseline: Baseline) -> Snapshot:
+        return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
+
+    def _signed(self, snapshot: Snapshot, state: Mapping[str, str]) -> Snapshot:
+        """The snapshot as a successor of the last one, which may have been taken without closing a layer."""
+        last = self._last
+        if last is None or snapshot.parent == last.id or snapshot is last:
+            return snapshot
+        if snapshot.digest == last.digest and state == self._last_state:
+            return last
+        return replace(snapshot, parent=last.id, changes=self._layers.store.diff(last, snapshot))
 
 
-def _dismantle(mount: int, layers: Layers, live: str) -> None:
+def _dismantle(layers: Layers, stack: Stack, live: str, mount: int) -> None:
     os.close(mount)
     layers.places.remove(live)
+    layers.release(stack)

@@ -11,7 +11,6 @@ mount. From 6.15 on a mount is never in any tree before it is in the sandbox's, 
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +22,6 @@ WORKSPACE = "workspace"
 UPPER, WORK = "upper", "work"
 # The kernel takes 500 lower layers, and mount(2) a page of options.
 MAX_LOWERS = 400
-ATTACH_POLL_S = 0.0005
 _NS_GET_USERNS = 0xB701
 _WALL = 0x40000000
 
@@ -74,30 +72,17 @@ class Mounts:
         os.close(self._mount_ns)
 
 
-def attach(
-    fd: int, init_pid: int, target: str, there: os.stat_result, *, replaces: bool, timeout_s: float = 0.0
-) -> None:
-    """Puts a mount at `target` of a sandbox, over the directory `there` or in place of the mount that it is of.
+def attach(fd: int, init_pid: int, target: str, there: os.stat_result, *, replaces: bool) -> None:
+    """Puts a mount at `target` of a started sandbox, over the directory `there` or in place of the mount there.
 
-    A sandbox that is still starting is waited for. Raises OSError: ESTALE or ENOENT where something else is at
-    the target after `timeout_s`, which is never touched.
+    Raises OSError: ESTALE where something else is at the target, which is then left alone.
     """
-    deadline = time.monotonic() + timeout_s
     mount_ns = os.open(f"/proc/{init_pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Of the user namespaces that bubblewrap nests, this is the one that may change the mounts.
         user_ns = fcntl.ioctl(mount_ns, _NS_GET_USERNS)
         try:
-            while True:
-                try:
-                    _native.attach(
-                        user_ns, mount_ns, fd, target.encode(), replaces, there.st_dev, there.st_ino
-                    )
-                    return
-                except OSError as error:
-                    if error.errno not in (errno.ESTALE, errno.ENOENT) or time.monotonic() > deadline:
-                        raise
-                time.sleep(ATTACH_POLL_S)
+            _native.attach(user_ns, mount_ns, fd, target.encode(), replaces, there.st_dev, there.st_ino)
         finally:
             os.close(user_ns)
     finally:
@@ -107,8 +92,8 @@ def attach(
 def holds_open(pid: int, mount: int) -> bool:
     """Whether a process has a file of the mount open. Raises OSError where the process is gone."""
     ours = _mount_id(f"/proc/self/fdinfo/{mount}")
-    table = f"/proc/{pid}/fdinfo"
-    return any(_mount_id(f"{table}/{name}") == ours for name in os.listdir(table))
+    with os.scandir(f"/proc/{pid}/fdinfo") as table:
+        return any(_mount_id(entry.path) == ours for entry in table)
 
 
 def _mount_id(fdinfo: str) -> bytes | None:

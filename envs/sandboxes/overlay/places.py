@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import os
 import secrets
+import shutil
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,13 @@ class LayerPlaces:
         """The name of an empty place for a layer, whose `workspace` is still to be made."""
         name = str(next(self._names))
         (self.path / name).mkdir()
+        return name
+
+    def new_blank(self, top: str) -> str:
+        """The name of a layer that changes nothing above `top`: its root alone, as it is there."""
+        name = self.new_layer()
+        self.workspace(name).mkdir()
+        shutil.copystat(self.workspace(top), self.workspace(name))
         return name
 
     def new_live(self) -> str:

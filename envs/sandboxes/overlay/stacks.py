@@ -1,0 +1,130 @@
+"""Which layers make up which snapshot, who uses them, and which may go: the books, without the files.
+
+A stack is the names of its layers, the oldest first: a whole tree, then what changed, turn by turn. A layer lives
+as long as a sandbox or a snapshot that is remembered uses it.
+"""
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from midstream.envs.protocol import Snapshot
+
+Stack = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LayerBudget:
+    """How much may be kept for snapshots that no sandbox uses; what is in use comes on top where it must."""
+
+    bytes: int = 16 << 30
+    layers: int = 20_000
+
+
+@dataclass(frozen=True)
+class Known:
+    """A snapshot whose layers are here. Its changes are left out; `state` is what was recorded beside it."""
+
+    snapshot: Snapshot
+    stack: Stack
+    state: Mapping[str, str] = field(default_factory=dict)
+
+
+class Stacks:
+    """Any thread may call. What returns layers returns those that nobody uses any more: the caller removes them."""
+
+    def __init__(self, budget: LayerBudget) -> None:
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._uses: Counter[str] = Counter()
+        self._bytes: dict[str, int] = {}
+        self._total_bytes = 0
+        # The one used longest ago comes first.
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        # For the top of a stack, a shorter one of the same tree.
+        self._shorter: dict[str, Stack] = {}
+
+    def hold(self, stack: Stack) -> None:
+        """Keeps the layers until `release`."""
+        with self._lock:
+            self._uses.update(stack)
+
+    def release(self, stack: Stack) -> list[str]:
+        with self._lock:
+            return self._released(stack)
+
+    def find(self, snapshot_id: str) -> Known | None:
+        """The snapshot with its layers, which the caller holds from now on."""
+        with self._lock:
+            known = self._known.get(snapshot_id)
+            if known is not None:
+                self._known.move_to_end(snapshot_id)
+                self._uses.update(known.stack)
+            return known
+
+    def shortened(self, stack: Stack) -> Stack:
+        """The same tree in as few layers as there are for it, which the caller holds from now on."""
+        with self._lock:
+            shorter = self._short(stack)
+            self._uses.update(shorter)
+            return shorter
+
+    def add(self, known: Known, content_bytes: int) -> list[str]:
+        """Remembers a snapshot. `content_bytes` is what its newest layer takes on disk."""
+        with self._lock:
+            self._count(known.stack[-1], content_bytes)
+            known = replace(known, stack=self._short(known.stack))
+            if known.snapshot.id not in self._known:
+                self._known[known.snapshot.id] = known
+                self._uses.update(known.stack)
+            return self._evicted()
+
+    def shorten(self, stack: Stack, shorter: Stack) -> list[str]:
+        """Puts every snapshot that is built on the one stack on the other, whose tree is the same."""
+        top = stack[-1]
+        unused: list[str] = []
+        with self._lock:
+            self._shorter[top] = shorter
+            self._uses.update(shorter)
+            self._count(shorter[-1], sum(self._bytes.get(layer, 0) for layer in stack[1:]))
+            for snapshot_id, known in self._known.items():
+                if top in known.stack:
+                    self._known[snapshot_id] = replace(known, stack=self._short(known.stack))
+                    self._uses.update(self._known[snapshot_id].stack)
+                    unused += self._released(known.stack)
+        return unused
+
+    def _short(self, stack: Stack) -> Stack:
+        for at in range(len(stack) - 1, 0, -1):
+            if stack[at] in self._shorter:
+                return self._shorter[stack[at]] + stack[at + 1 :]
+        return stack
+
+    def _count(self, layer: str, content_bytes: int) -> None:
+        self._total_bytes += content_bytes - self._bytes.get(layer, 0)
+        self._bytes[layer] = content_bytes
+
+    def _released(self, stack: Stack) -> list[str]:
+        unused: list[str] = []
+        self._uses.subtract(stack)
+        for layer in stack:
+            if self._uses[layer] == 0:
+                del self._uses[layer]
+                self._total_bytes -= self._bytes.pop(layer, 0)
+                unused += [layer, *self._released(self._shorter.pop(layer, ()))]
+        return unused
+
+    def _evicted(self) -> list[str]:
+        unused: list[str] = []
+        while self._total_bytes > self._budget.bytes or len(self._bytes) > self._budget.layers:
+            oldest = next((known for known in self._known.values() if self._frees(known)), None)
+            if oldest is None:
+                break
+            del self._known[oldest.snapshot.id]
+            unused += self._released(oldest.stack)
+        return unused
+
+    def _frees(self, known: Known) -> bool:
+        """Whether the snapshot alone keeps some layer."""
+        return any(self._uses[layer] == 1 for layer in known.stack)
