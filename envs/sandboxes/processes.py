@@ -61,9 +61,14 @@ def with_descendants(pid: int) -> list[int]:
 class Halt:
     """Holds processes still: from `begin` to `end` none of them runs."""
 
-    def __init__(self, find: Find) -> None:
-        """`find` lists all processes of the sandbox."""
+    def __init__(self, find: Find, idle: int | None = None) -> None:
+        """`find` lists all processes of the sandbox.
+
+        `idle` is one, its shell between two commands, that is at rest as long as there is no other: nothing
+        wakes it, and nothing is done then.
+        """
         self._find = find
+        self._idle = idle
         self._held: dict[int, int] = {}
         # What was stopped before stays so afterwards.
         self._was_stopped: set[int] = set()
@@ -71,8 +76,9 @@ class Halt:
     def begin(self) -> None:
         """Stops the processes and waits until they are. Raises EnvironmentFailure where one goes on."""
         for _ in range(STOP_ROUNDS):
-            new = [pid for pid in self._find() if pid not in self._held]
-            if not new:
+            found = self._find()
+            new = [pid for pid in found if pid not in self._held]
+            if not new or found == [self._idle]:
                 return
             self._hold(new)
         self.end()
@@ -131,7 +137,7 @@ class Halt:
 @contextmanager
 def stopped(init_pid: int) -> Iterator[None]:
     """Stops this process and every one below it for as long as the block runs, so that none of them writes."""
-    halt = Halt(lambda: with_descendants(init_pid))
+    halt = Halt(lambda: with_descendants(init_pid), init_pid)
     halt.begin()
     try:
         yield

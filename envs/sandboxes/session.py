@@ -181,7 +181,7 @@ class ShellSession:
         """
         shell = self._live_shell
         if shell is not None and self._halt is None:
-            halt = shell.tree.halt()
+            halt = shell.tree.halt(even_idle=True)
             halt.begin()
             self._halt = halt
 

@@ -58,12 +58,8 @@ class SandboxProcess:
         *,
         output: int,
         pass_fds: Sequence[int],
-        info: tuple[int, int] | None,
     ) -> None:
-        """Starts it; blocks for a few milliseconds, so call it on the spawner.
-
-        `info` is a pipe of which bubblewrap was told the second end, to name the init. Raises OSError.
-        """
+        """Starts it, on the spawner. Raises OSError. `identify` comes next, on any thread."""
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -78,15 +74,20 @@ class SandboxProcess:
         self.pid = self._popen.pid
         self.init_pid: int | None = None
         self._pidfd: int | None = None
-        if info is not None:
-            os.close(info[1])
-            self.init_pid = _read_init_pid(info[0])
+        self._ended: asyncio.Future[None] | None = None
+
+    def identify(self, info_fd: int | None) -> None:
+        """Learns of the init. `info_fd` is a pipe into which bubblewrap names it, None without namespaces.
+
+        Blocks for the milliseconds that namespaces take.
+        """
+        if info_fd is not None:
+            self.init_pid = _read_init_pid(info_fd)
         try:
             # The end of the init is the end of all in its namespace: the kernel waits for them first.
             self._pidfd = os.pidfd_open(self.init_pid or self.pid)
         except ProcessLookupError:
             self._popen.kill()
-        self._ended: asyncio.Future[None] | None = None
 
     def watch(self) -> asyncio.Future[None]:
         """A future of the running loop that is done when it has ended. Call it once."""
@@ -140,5 +141,4 @@ def _read_init_pid(info_fd: int) -> int | None:
     content = b""
     while not content.rstrip().endswith(b"}") and (chunk := os.read(info_fd, 4096)):
         content += chunk
-    os.close(info_fd)
     return int(json.loads(content)["child-pid"]) if content else None

@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,16 @@ class ShellEnded(EnvironmentFailure):
     """A new shell did not outlive its set-up."""
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A process that was started, and our ends of what leads to it."""
+
+    process: SandboxProcess
+    control: socket.socket
+    output: int
+    info: int | None
+
+
 async def start_shell(
     isolation: Isolation, directory: Path, environment: Mapping[str, str], attach: Attach | None = None
 ) -> Shell:
@@ -50,21 +61,27 @@ async def start_shell(
     raises, too. Nothing is left then.
     """
     loop = asyncio.get_running_loop()
+    mark = new_mark()
     try:
-        connection = await loop.run_in_executor(
-            spawner(), partial(_connect, isolation, directory, environment, new_mark())
+        started = await loop.run_in_executor(
+            spawner(), partial(_spawned, isolation, directory, {**environment, MARK: mark})
         )
+        tree = await loop.run_in_executor(None, _identified, isolation, started, mark)
     except OSError as error:
         raise EnvironmentFailure(f"cannot start a shell in {directory}: {error.strerror or error}") from error
-    shell = Shell(*connection)
+    shell = Shell(tree, started.control, started.output)
+    # The kernel takes milliseconds to move a process, which the shell needs to start.
+    joining = loop.run_in_executor(None, tree.join_group)
     try:
         # An answer says that the namespaces are complete.
         answer = await shell.run("", START_TIMEOUT_S, MAX_FAULT_BYTES)
         if answer.state is None:
             how = "is silent" if answer.timed_out else f"ended with exit code {answer.exit_code}"
             raise ShellEnded(f"the shell of {directory} {how} at its start: {answer.output.strip()}")
+        await joining
         await loop.run_in_executor(None, _attach, isolation, directory, shell.init_pid, attach)
     except BaseException:
+        await asyncio.wait([joining])
         await shell.close()
         raise
     return shell
@@ -79,44 +96,53 @@ def _attach(isolation: Isolation, directory: Path, init_pid: int | None, attach:
         attach(init_pid)
 
 
-def _connect(
-    isolation: Isolation, directory: Path, environment: Mapping[str, str], mark: str
-) -> tuple[ProcessTree, socket.socket, int]:
+def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, str]) -> _Started:
     ours, theirs = socket.socketpair()
     output, their_output = os.pipe()
-    info = os.pipe() if isolation.has_namespaces else None
+    info, their_info = os.pipe() if isolation.has_namespaces else (None, None)
     shell_fd = -1
-    group: Cgroup | None = None
-    process: SandboxProcess | None = None
     try:
-        group = isolation.new_cgroup()
         shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
         loop = _LOOP.format(fd=shell_fd, preamble=isolation.preamble())
         shell = ["bash", "--norc", "--noprofile", "-c", loop]
-        launch = isolation.launch(directory, shell, info[1] if info else -1)
+        launch = isolation.launch(directory, shell, their_info)
         process = SandboxProcess(
             launch.argv,
-            {**environment, **launch.environment, MARK: mark},
+            {**environment, **launch.environment},
             output=their_output,
-            pass_fds=[shell_fd, *launch.fds, *([info[1]] if info else [])],
-            info=info,
+            pass_fds=[shell_fd, *launch.fds, *(() if their_info is None else (their_info,))],
         )
-        if group is not None:
-            # The shell has started nothing yet: it waits for its first command.
-            group.add(process.init_pid or process.pid)
     except BaseException:
-        ours.close()
-        os.close(output)
-        if process is not None:
-            process.discard()
-        if group is not None:
-            group.remove()
+        _close(ours, output, info)
         raise
     finally:
-        theirs.close()
-        os.close(their_output)
-        if shell_fd >= 0:
-            os.close(shell_fd)
+        _close(theirs, their_output, their_info, None if shell_fd < 0 else shell_fd)
     ours.setblocking(False)
     os.set_blocking(output, False)
-    return ProcessTree(process, mark, group), ours, output
+    return _Started(process, ours, output, info)
+
+
+def _identified(isolation: Isolation, started: _Started, mark: str) -> ProcessTree:
+    """The started process with the group that it is to join. Nothing is left where that fails."""
+    process = started.process
+    group: Cgroup | None = None
+    try:
+        group = isolation.new_cgroup()
+        process.identify(started.info)
+    except BaseException:
+        process.discard()
+        if group is not None:
+            group.remove()
+        _close(started.control, started.output)
+        raise
+    finally:
+        _close(started.info)
+    return ProcessTree(process, mark, group)
+
+
+def _close(*ends: socket.socket | int | None) -> None:
+    for end in ends:
+        if isinstance(end, socket.socket):
+            end.close()
+        elif end is not None:
+            os.close(end)

@@ -26,6 +26,16 @@ class ProcessTree:
         """The host's number of the process above all others, where there are namespaces."""
         return self._process.init_pid
 
+    def join_group(self) -> None:
+        """Moves the shell into its group, before it starts anything. Blocks; raises EnvironmentFailure."""
+        if self._group is not None:
+            try:
+                self._group.add(self._shell)
+            except OSError as error:
+                raise EnvironmentFailure(
+                    f"cannot move process {self._shell} into {self._group.path}: {error.strerror}"
+                ) from error
+
     def watch(self) -> asyncio.Future[None]:
         """A future of the running loop that is done when the shell has ended. Call it once."""
         return self._process.watch()
@@ -39,13 +49,13 @@ class ProcessTree:
             return with_descendants(self.init_pid)
         return [pid for pid in self._unisolated() if not is_watcher(pid)]
 
-    def halt(self) -> Halt:
-        """What can hold all of them still."""
-        return Halt(self.find)
+    def halt(self, *, even_idle: bool = False) -> Halt:
+        """What can hold all of them still; with `even_idle` also a shell that waits and is alone."""
+        return Halt(self.find, None if even_idle else self._shell)
 
     def describe(self, halt: Halt) -> Running:
         """What the processes that are held mean for whoever records the files."""
-        return describe(halt.pids(), self.init_pid or self._process.pid, self.init_pid)
+        return describe(halt.pids(), self._shell, self.init_pid)
 
     def kill(self) -> None:
         """Ends the shell and, with namespaces, all of them; does not wait."""
@@ -64,12 +74,17 @@ class ProcessTree:
             if self.init_pid is None:
                 await loop.run_in_executor(None, end_all, self._unisolated)
         except TimeoutError as error:
-            pid = self.init_pid or self._process.pid
-            raise EnvironmentFailure(f"process {pid} or one below it outlives SIGKILL: {error}") from error
+            raise EnvironmentFailure(
+                f"process {self._shell} or one below it outlives SIGKILL: {error}"
+            ) from error
         finally:
             self._process.release()
             if self._group is not None:
                 await loop.run_in_executor(None, self._remove_group, self._group)
+
+    @property
+    def _shell(self) -> int:
+        return self.init_pid or self._process.pid
 
     def _unisolated(self) -> list[int]:
         found = set(processes_of(self._process.pid, self._mark))

