@@ -29,6 +29,7 @@
 #define STACK_BYTES (32 * 1024)
 #define MESSAGE_BYTES 512
 #define OPTIONS_BYTES 4096
+#define OPTIONS_BYTES 4096
 #define NAME_BYTES 512
 
 /* Not <sys/mount.h>: before glibc 2.36 it cannot stand beside the kernel's header. */
@@ -38,10 +39,9 @@
 #endif
 
 struct result {
-    int error;        /* errno, 0 for success */
-    const char *step; /* what failed */
-    int fd;
-    char message[MESSAGE_BYTES]; /* what the kernel said about it */
+    int error, fd;    /* errno, 0 for success */
+    const char *step; /* what failed, */
+    char message[MESSAGE_BYTES]; /* and what the kernel said about it */
 };
 
 /* ---- a child that shares our memory -------------------------------------------------------------------------- */
@@ -49,40 +49,31 @@ struct result {
 /* Changing its credentials makes the memory that the child shares with us undumpable, which hides us from debuggers
  * and profilers. The last operation to end puts back what the first one found. */
 static pthread_mutex_t dumpable_lock = PTHREAD_MUTEX_INITIALIZER;
-static int dumpable_users, dumpable_before;
+static int sharing, dumpable_before;
 
-static void hold_dumpable(void) {
+static void share_memory(int children) {
     pthread_mutex_lock(&dumpable_lock);
-    if (dumpable_users++ == 0)
+    if (sharing == 0)
         dumpable_before = prctl(PR_GET_DUMPABLE, 0, 0, 0, 0);
-    pthread_mutex_unlock(&dumpable_lock);
-}
-
-static void release_dumpable(void) {
-    pthread_mutex_lock(&dumpable_lock);
-    if (--dumpable_users == 0 && dumpable_before == 1)
+    sharing += children;
+    if (sharing == 0 && dumpable_before == 1)
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     pthread_mutex_unlock(&dumpable_lock);
 }
 
-/* Runs `work` in the child and waits for its end. No signal reaches the child, whose handlers are ours. */
 static int in_child(int (*work)(void *), void *argument) {
     char stack[STACK_BYTES] __attribute__((aligned(16)));
     sigset_t all, before;
-    int cancel, status = 0;
     sigfillset(&all);
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    hold_dumpable();
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* For the child too: its handlers would be ours. */
+    share_memory(1);
     /* Without an exit signal, so that nobody else who waits for children meets it. */
     pid_t child = clone(work, stack + STACK_BYTES, CLONE_VM | CLONE_VFORK | CLONE_FILES, argument);
     int error = child < 0 ? errno : 0;
     if (child > 0)
-        while (waitpid(child, &status, __WALL) < 0 && errno == EINTR)
-            ;
-    release_dumpable();
+        waitpid(child, NULL, __WALL);
+    share_memory(-1);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_setcancelstate(cancel, NULL);
     return error;
 }
 
@@ -100,17 +91,24 @@ static int enter(int user_ns, int mount_ns, struct result *result) {
     return 0;
 }
 
-static PyObject *raised(const struct result *result) {
+/* Runs `work` in the child and waits for its end. Returns whether it succeeded; sets an exception if not. */
+static int ran(int (*work)(void *), void *argument, struct result *result) {
     char text[MESSAGE_BYTES + 128];
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    error = in_child(work, argument);
+    Py_END_ALLOW_THREADS
+    if (error)
+        *result = (struct result){.error = error, .step = "clone"};
+    if (!result->error)
+        return 1;
     int length = (int)strcspn(result->message, "\n");
     snprintf(text, sizeof text, "%s: %s%s%.*s", result->step, strerror(result->error), length ? ": " : "", length,
              result->message);
     PyObject *arguments = Py_BuildValue("(is)", result->error, text);
-    if (arguments != NULL) {
-        PyErr_SetObject(PyExc_OSError, arguments);
-        Py_DECREF(arguments);
-    }
-    return NULL;
+    PyErr_SetObject(PyExc_OSError, arguments);
+    Py_XDECREF(arguments);
+    return 0;
 }
 
 /* ---- mount --------------------------------------------------------------------------------------------------- */
@@ -219,17 +217,7 @@ static PyObject *native_mount(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "iipyyyyyy:mount", &m.user_ns, &m.mount_ns, &m.classic, &m.directory, &m.lowers, &m.upper,
                           &m.work, &m.part, &m.staging))
         return NULL;
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    error = in_child(mounting_child, &m);
-    Py_END_ALLOW_THREADS
-    if (error) {
-        m.result.error = error;
-        m.result.step = "clone";
-    }
-    if (m.result.error)
-        return raised(&m.result);
-    return PyLong_FromLong(m.result.fd);
+    return ran(mounting_child, &m, &m.result) ? PyLong_FromLong(m.result.fd) : NULL;
 }
 
 /* ---- attach -------------------------------------------------------------------------------------------------- */
@@ -271,17 +259,7 @@ static PyObject *native_attach(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "iiiypKK:attach", &a.user_ns, &a.mount_ns, &a.fd, &a.target, &a.replaces, &a.device,
                           &a.inode))
         return NULL;
-    int error;
-    Py_BEGIN_ALLOW_THREADS
-    error = in_child(attaching_child, &a);
-    Py_END_ALLOW_THREADS
-    if (error) {
-        a.result.error = error;
-        a.result.step = "clone";
-    }
-    if (a.result.error)
-        return raised(&a.result);
-    Py_RETURN_NONE;
+    return ran(attaching_child, &a, &a.result) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- namespaces ---------------------------------------------------------------------------------------------- */
@@ -301,14 +279,11 @@ static PyObject *native_start_namespaces(PyObject *Py_UNUSED(module), PyObject *
         syscall(SYS_exit_group, 0);
     }
     Py_END_ALLOW_THREADS
-    int error = errno;
+    PyObject *result = child < 0 ? PyErr_SetFromErrno(PyExc_OSError) : Py_BuildValue("(ii)", child, ends[1]);
     close(ends[0]);
-    if (child < 0) {
+    if (child < 0)
         close(ends[1]);
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return Py_BuildValue("(ii)", child, ends[1]);
+    return result;
 }
 
 static PyMethodDef methods[] = {

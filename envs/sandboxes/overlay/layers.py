@@ -18,7 +18,7 @@ from midstream.envs.errors import EnvironmentFailure, RestoreMismatch
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.directories import write_files
 from midstream.envs.sandboxes.overlay.mounts import Mounts
-from midstream.envs.sandboxes.overlay.places import LayerPlaces
+from midstream.envs.sandboxes.overlay.places import LayerPlaces, remove_abandoned
 from midstream.envs.sandboxes.overlay.stacks import Known, LayerBudget, Stack, Stacks
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import Baseline, SnapshotStore
@@ -65,7 +65,7 @@ class Layers:
         self._making: dict[str, tuple[threading.Lock, int]] = {}
         # What nobody waits for: unmounting, removing, compacting.
         self._background = ThreadPoolExecutor(1, "midstream-layers")
-        self.in_background(self.places.remove_abandoned)
+        self.in_background(remove_abandoned, root)
 
     def base(self, spec: SandboxSpec) -> Known:
         """The tree that a new sandbox begins with, held; sandboxes of one `spec.base` share it.

@@ -29,7 +29,6 @@ class LayerPlaces:
     def __init__(self, root: Path) -> None:
         """Raises OSError where it cannot be made."""
         root.mkdir(parents=True, exist_ok=True)
-        self._root = root
         name, self._lock = _locked_name(root)
         self.path = root / name
         self._names = itertools.count(1)
@@ -88,26 +87,27 @@ class LayerPlaces:
         """Removes a place of either kind. Raises OSError where something stays."""
         remove_tree(self.path / name)
 
-    def remove_abandoned(self) -> None:
-        """Removes the instances under the same root whose processes are gone. Raises OSError."""
-        for lock in self._root.glob("*.lock"):
-            with suppress(FileNotFoundError):
-                fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                else:
-                    remove_tree(lock.with_suffix(""))
-                    lock.unlink()
-                finally:
-                    os.close(fd)
-
     def close(self) -> None:
         """Removes all that is there. Raises OSError where something stays."""
         remove_tree(self.path)
         self.path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self._lock)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Removes the instances under a root whose processes are gone. Raises OSError where something stays."""
+    for lock in root.glob("*.lock"):
+        with suppress(FileNotFoundError):
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                remove_tree(lock.with_suffix(""))
+                lock.unlink()
+            finally:
+                os.close(fd)
 
 
 def _locked_name(root: Path) -> tuple[str, int]:
