@@ -1,24 +1,20 @@
-"""Writes recorded entries into an empty directory, and removes trees.
-
-Each node is made relative to its parent's descriptor, which is opened without following links, so that no
-record, however it was made, writes outside of the target.
-"""
+"""Writes a snapshot's tree into an empty directory, or makes a directory that holds another state into it."""
 
 import os
-import shutil
 import stat
-import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from midstream.envs.errors import SnapshotError
-from midstream.envs.store.scan import Entry
+from midstream.envs.store.contents import Contents
+from midstream.envs.store.listing import open_beneath
+from midstream.envs.store.place import Owner, Placement
+from midstream.envs.store.records import Entry, Tree, Updates, parent, parents
+from midstream.envs.store.removal import remove_below, remove_node
+from midstream.envs.store.removal import remove_tree as remove_tree
 
-# Copies the content of this hash into the open file.
-Extract = Callable[[str, int], None]
-
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ROOT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_empty(into: Path) -> None:
@@ -32,92 +28,123 @@ def make_empty(into: Path) -> None:
         raise SnapshotError(f"cannot restore into {into}: it is not empty")
 
 
-def write_tree(entries: Iterable[Entry], into: Path, extract: Extract) -> None:
-    """Makes the tree under `into`, an empty directory; the entries come parents first.
-
-    Raises SnapshotError for an entry whose path leaves the tree.
-    """
-    # The directories from the root to the current one, each with its descriptor and record. Their modes and
-    # mtimes are set when they are left, since making a child changes the one and may need the other.
-    open_directories: list[tuple[str, int, Entry]] = []
+@contextmanager
+def removed_on_failure(directory: Path) -> Iterator[None]:
+    """Removes the directory where the block fails; faults of the system come as SnapshotError."""
     try:
-        for entry in entries:
-            if entry.path == ".":
-                open_directories.append(("", os.open(into, _OPEN_DIRECTORY), entry))
-                continue
-            while open_directories and not entry.path.startswith(open_directories[-1][0]):
-                _finish(open_directories.pop())
-            if not open_directories:
-                raise SnapshotError(f"the entry {entry.path!r} has no parent in the snapshot")
-            prefix, parent, _ = open_directories[-1]
-            name = entry.path[len(prefix) :]
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
-                raise SnapshotError(f"the entry {entry.path!r} does not name a node inside the snapshot")
-            _make(entry, name, parent, extract)
-            if entry.kind == "d":
-                child = os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
-                open_directories.append((entry.path + "/", child, entry))
-        while open_directories:
-            _finish(open_directories.pop())
+        yield
+    except BaseException as error:
+        remove_tree(directory)
+        if isinstance(error, OSError):
+            raise SnapshotError(f"cannot write a snapshot into {directory}: {error}") from error
+        raise
+
+
+def write_tree(
+    entries: Mapping[bytes, Entry], into: Path, contents: Contents, owner: Owner | None = None
+) -> None:
+    """Makes the tree in an empty directory. Raises OSError, SnapshotMissing, SnapshotDamaged, SnapshotError."""
+    root_fd = os.open(into, _ROOT)
+    try:
+        _fill(entries, root_fd, contents, owner)
     finally:
-        for _, fd, _ in open_directories:
-            os.close(fd)
+        os.close(root_fd)
 
 
-def _make(entry: Entry, name: str, parent: int, extract: Extract) -> None:
-    times = (entry.mtime_ns, entry.mtime_ns)
-    if entry.kind == "d":
-        os.mkdir(name, 0o700, dir_fd=parent)
-    elif entry.kind == "f":
-        fd = os.open(name, _CREATE_FILE, 0o600, dir_fd=parent)
-        try:
-            extract(entry.content, fd)
-            os.fchmod(fd, entry.mode)
-            os.utime(fd, ns=times)
-        finally:
-            os.close(fd)
-    elif entry.kind == "l":
-        os.symlink(entry.content, name, dir_fd=parent)
-        os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
-    elif entry.kind in ("p", "s"):
-        os.mknod(name, (stat.S_IFIFO if entry.kind == "p" else stat.S_IFSOCK) | 0o600, dir_fd=parent)
-        # The node was made a moment ago in a directory that nobody else uses, so it is no link.
-        os.chmod(name, entry.mode, dir_fd=parent)
-        os.utime(name, ns=times, dir_fd=parent)
-    else:
-        raise SnapshotError(f"the entry {entry.path!r} is of the unknown kind {entry.kind!r}")
-
-
-def _finish(directory: tuple[str, int, Entry]) -> None:
-    _, fd, entry = directory
+def rewrite_tree(entries: Mapping[bytes, Entry], into: Path, contents: Contents, owner: Owner | None) -> None:
+    """Empties a directory, whatever is in it, and makes the tree there."""
+    root_fd = os.open(into, _ROOT)
     try:
-        os.fchmod(fd, entry.mode)
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        remove_below(root_fd, b"")
+        _fill(entries, root_fd, contents, owner)
+    finally:
+        os.close(root_fd)
+
+
+def change_tree(
+    before: Tree, after: Tree, updates: Updates, directory: Path, contents: Contents, owner: Owner | None
+) -> None:
+    """Makes a directory that holds the one tree hold the other, where `updates` is what differs.
+
+    Raises what `write_tree` does; the directory is then in neither state.
+    """
+    root_fd = os.open(directory, _ROOT)
+    try:
+        with Placement(root_fd, contents, owner) as placement:
+            _change(before, after, updates, root_fd, placement)
+    finally:
+        os.close(root_fd)
+
+
+def _fill(entries: Mapping[bytes, Entry], root_fd: int, contents: Contents, owner: Owner | None) -> None:
+    with Placement(root_fd, contents, owner) as placement:
+        placement.make({path: entry for path, entry in entries.items() if path})
+        placement.finish({path: entry for path, entry in entries.items() if entry.kind == "d"})
+
+
+def _change(before: Tree, after: Tree, updates: Updates, root_fd: int, placement: Placement) -> None:
+    restamped, removed, made = _plan(before, after, updates, root_fd)
+    touched = _directories_to_open(before, updates)
+    for path in sorted(touched):
+        placement.let_owner_in(path, before.entries[path].mode)
+    for path in removed:
+        # What lies below a directory goes with it.
+        if not any(above in removed for above in parents(path)):
+            remove_node(root_fd, path)
+    placement.make(made)
+    for path, entry in restamped.items():
+        placement.restamp(path, entry)
+    placement.finish(_directories_to_finish(after, updates, {*removed, *made, *touched}))
+
+
+def _plan(
+    before: Tree, after: Tree, updates: Updates, root_fd: int
+) -> tuple[dict[bytes, Entry], set[bytes], dict[bytes, Entry]]:
+    """What only needs another mode or time, what has to go, what has to be made."""
+    restamped: dict[bytes, Entry] = {}
+    removed: set[bytes] = set()
+    made: dict[bytes, Entry] = {}
+    for path, entry in updates.items():
+        old = before.entries.get(path)
+        if entry is not None and old is not None and old.kind == entry.kind == "d":
+            continue
+        if entry is not None and old is not None and _needs_stamp_only(path, old, entry, root_fd):
+            restamped[path] = entry
+            continue
+        if old is not None:
+            removed.add(path)
+        if entry is not None:
+            made[path] = entry
+    return restamped, removed, made
+
+
+def _needs_stamp_only(path: bytes, old: Entry, entry: Entry, root_fd: int) -> bool:
+    same = old._replace(mode=entry.mode, mtime_ns=entry.mtime_ns) == entry
+    if not same or entry.link:
+        return False
+    fd = open_beneath(root_fd, path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        # A name more lies outside of the tree, and what it names there is not ours to change.
+        return os.fstat(fd).st_nlink == 1
     finally:
         os.close(fd)
 
 
-def remove_tree(path: Path) -> None:
-    """Removes a directory tree whatever its modes and depth; a missing one is fine. Follows no link.
-
-    Raises OSError where something stays.
-    """
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except (OSError, RecursionError):
-        try:
-            _let_owner_in(path)
-            shutil.rmtree(path)
-        except RecursionError:
-            subprocess.run(["rm", "-rf", "--", str(path)], check=True, capture_output=True)
+def _directories_to_open(before: Tree, updates: Updates) -> set[bytes]:
+    """Directories among these paths and on the way to them whose mode keeps their owner from changing them."""
+    found = set()
+    for above in {above for path in updates for above in (path, *parents(path), b"")}:
+        entry = before.entries.get(above)
+        if entry is not None and entry.kind == "d" and entry.mode & stat.S_IRWXU != stat.S_IRWXU:
+            found.add(above)
+    return found
 
 
-def _let_owner_in(directory: Path) -> None:
-    """Lets the owner of each directory of the tree list and change it, which may be what kept it in place."""
-    directory.chmod(0o700)
-    with os.scandir(directory) as nodes:
-        for node in nodes:
-            if node.is_dir(follow_symlinks=False):
-                _let_owner_in(Path(node.path))
+def _directories_to_finish(after: Tree, updates: Updates, paths: set[bytes]) -> dict[bytes, Entry]:
+    """Directories whose own record differs, or whose mtime or mode was changed on the way."""
+    directories = {*updates, *paths, *(parent(path) for path in paths if path)}
+    return {
+        path: entry
+        for path in directories
+        if (entry := after.entries.get(path)) is not None and entry.kind == "d"
+    }

@@ -1,27 +1,32 @@
-"""Reads a directory tree into entries and a digest without following a link and without blocking.
+"""What changed in a directory tree since the last scan, without following a link and without blocking.
 
-What is recorded: regular files, directories (empty ones too), symbolic links, modes with setuid and sticky,
-mtimes, any byte in a name. FIFOs and sockets are recorded by kind and come back as inert nodes; devices are
-refused. Not recorded: owners, extended attributes, holes, and that two names are hard links of one file.
+Every directory is read and every node's stat compared, since an edit in place touches no directory; only what
+differs is read. Recorded: regular files, directories (empty ones too), symbolic links, modes with setuid and
+sticky, mtimes, hard links, extended attributes, any byte in a name. FIFOs and sockets are recorded by kind;
+devices are refused. Not recorded: owners, and access control lists, which name owners.
 
-Everything is opened relative to the directory's descriptor and checked again once open, so that a swap of a
-file or directory for a link during the scan is noticed and never followed.
+All paths are opened below the root by openat2 without links, and what was opened is checked to be what the
+directory listed, so that a swap of a directory for a link during the scan is noticed and never followed.
 """
 
+import errno
 import os
 import stat
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
-from midstream.envs.errors import SnapshotError
+from midstream.envs.errors import SnapshotError, WorkspaceLimit
+from midstream.envs.store import listing
+from midstream.envs.store.chunks import read_content
+from midstream.envs.store.listing import Compared, Record
+from midstream.envs.store.nodes import Ingest, Inode, NodeReader, TreeMoved, shown
+from midstream.envs.store.records import EMPTY, WHITEOUT, Entry, Tree, joined, parents
 
-DIGEST_BYTES = 32
-CHUNK_BYTES = 1 << 20
 # The kernel stamps mtime and ctime from a clock that ticks every 1 to 10 ms. A file that was read within this
 # time of its last change may have changed again under the same stamp, so it is read again next time.
 RACY_NS = 20_000_000
@@ -29,218 +34,303 @@ RACY_NS = 20_000_000
 SCAN_ATTEMPTS = 4
 
 _KINDS = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s"}
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NODE = os.O_PATH | os.O_NOFOLLOW
 
-# Reads the open file to its end, keeps the content where that is wanted, and returns its hash.
-Ingest = Callable[[int, int], str]
-StatKey = tuple[int, int, int, int, int]
-
-
-class Entry(NamedTuple):
-    """One node. `path` is relative to the root, which is "."; bytes that are not UTF-8 are surrogate escapes.
-
-    `kind` is f, d, l, p (FIFO) or s (socket); `content` is a file's hash or a link's target.
-    """
-
-    path: str
-    kind: str
-    mode: int
-    mtime_ns: int
-    size: int
-    content: str
-
-
-@dataclass(frozen=True)
-class Tree:
-    """All entries, parents before children and names in order. `bytes` is the content of all files."""
-
-    entries: tuple[Entry, ...]
-    digest: str
-    bytes: int
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """What a tree may hold; a scan stops with SnapshotError at the first excess, before reading it."""
+    """What a tree may hold; a scan stops with WorkspaceLimit at the first excess, before reading it.
+
+    `bytes` are those that files take on disk, so that a hole costs nothing; `depth` is in directories.
+    """
 
     entries: int = 200_000
     bytes: int = 4 << 30
-    depth: int = 256
+    depth: int = 512
+
+
+UNLIMITED = TreeLimits(1 << 62, 1 << 62, 1 << 62)
 
 
 @dataclass
 class StatCache:
-    """What the last scans of one directory saw, so that a file is read again only where its stat changed."""
+    """What the last scan of one directory saw, so that only what differs from it is read.
 
-    # Names the state of the store in which the cached hashes are known to have their content.
-    epoch: bytes = b""
-    files: dict[str, tuple[StatKey, Entry]] = field(default_factory=dict)
+    `listings` by directory; `linked` are the files that have several names, by path.
+    """
+
+    tree: Tree = EMPTY
+    listings: dict[bytes, bytes] = field(default_factory=dict)
+    linked: dict[bytes, Inode] = field(default_factory=dict)
 
 
-class _TreeMoved(Exception):
-    """The tree changed while it was read."""
+@dataclass
+class Scanned:
+    """What a scan found to differ from its cache; None is what is gone."""
+
+    updates: dict[bytes, Entry | None] = field(default_factory=dict)
+    listings: dict[bytes, bytes | None] = field(default_factory=dict)
+    linked: dict[bytes, Inode | None] = field(default_factory=dict)
+
+    def into(self, cache: StatCache, tree: Tree) -> None:
+        """Makes the cache that of this scan, whose result is the tree."""
+        cache.tree = tree
+        _merge(cache.listings, self.listings)
+        _merge(cache.linked, self.linked)
 
 
-def hash_content(fd: int, size: int) -> str:
-    """The hash of an open file's content, in hex; `size` is what it is expected to hold."""
-    content = blake2b(digest_size=DIGEST_BYTES)
-    while chunk := os.read(fd, min(CHUNK_BYTES, size + 1)):
-        content.update(chunk)
-    return content.hexdigest()
+def hash_only(fd: int, size: int, allowance: int) -> tuple[bytes, int]:
+    """An Ingest that keeps nothing."""
+    return read_content(fd, size, None, allowance)
 
 
 def scan(
-    root: Path | str, cache: StatCache, ingest: Ingest = hash_content, limits: TreeLimits | None = None
-) -> Tree:
-    """The tree under `root` now; `ingest` is called for every file that the cache does not vouch for.
+    root: Path | str,
+    cache: StatCache,
+    ingest: Ingest = hash_only,
+    limits: TreeLimits | None = None,
+    mapped: frozenset[Inode] = frozenset(),
+    *,
+    layer: bool = False,
+) -> Scanned:
+    """What differs under `root` from the cache, which stays as it is; `ingest` reads what the stat does not vouch for.
 
-    Raises SnapshotError, naming the path: a device, a limit, or a tree that does not hold still.
+    `mapped` are files, by device and inode, that a live process maps shared and writable: they are read whatever
+    their stat says. `layer` reads the upper directory of an overlay, with its marks. Raises WorkspaceLimit for
+    what may not be there (a device, a limit), SnapshotError for a tree that cannot be read or does not hold
+    still; both name the path.
     """
-    limits = limits or TreeLimits()
     for _ in range(SCAN_ATTEMPTS):
-        one_pass = _Scan(root, cache, ingest, limits)
         try:
-            entries = one_pass.run()
-        except _TreeMoved as moved:
+            with _root(root) as root_fd:
+                return _Scan(root_fd, cache, ingest, limits or TreeLimits(), mapped, layer).run()
+        except TreeMoved as moved:
             reason = moved
-            continue
         except OSError as error:
-            raise SnapshotError(f"cannot read {error.filename!r} under {root}: {error.strerror}") from error
-        cache.files = one_pass.seen
-        return Tree(entries, digest(entries), sum(entry.size for entry in entries))
+            path = error.filename if error.filename is not None else root
+            raise SnapshotError(f"cannot read {shown(path)} under {root}: {error.strerror}") from error
     raise SnapshotError(f"{root}: {reason} in {SCAN_ATTEMPTS} scans; stop the processes that write there")
 
 
-def digest(entries: tuple[Entry, ...]) -> str:
-    """The digest of a state: kinds, modes, names, contents and targets of all entries, without mtimes."""
-    text = "".join([f"{e.kind} {e.mode:o} {e.path}\0{e.content}\0" for e in entries])
-    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
+@contextmanager
+def _root(root: Path | str) -> Iterator[int]:
+    # By O_PATH, which its mode cannot refuse.
+    fd = os.open(root, _NODE | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class _Scan:
     """One pass over the tree."""
 
-    def __init__(self, root: Path | str, cache: StatCache, ingest: Ingest, limits: TreeLimits) -> None:
-        self._root = root
-        self._known = cache.files
-        self._ingest = ingest
+    def __init__(
+        self,
+        root_fd: int,
+        cache: StatCache,
+        ingest: Ingest,
+        limits: TreeLimits,
+        mapped: frozenset[Inode],
+        layer: bool,
+    ) -> None:
+        self._root_fd = root_fd
+        self._cache = cache
         self._limits = limits
-        self._entries: list[Entry] = []
-        self._bytes = 0
-        # Only an entry whose last change lies before this time is vouched for by its stat.
+        self._distrusted = b"".join([struct.pack("=QQ", *inode) for inode in sorted(mapped)])
+        # Only a record whose last change lies before this time is vouched for by its stat.
         self._settled_ns = time.time_ns() - RACY_NS
-        self._unprivileged = os.geteuid() != 0
-        self.seen: dict[str, tuple[StatKey, Entry]] = {}
+        self._entries_left = limits.entries
+        self._bytes_left = limits.bytes
+        self._layer = layer
+        self._nodes = NodeReader(root_fd, ingest, limits.bytes, layer)
+        self._found = Scanned()
 
-    def run(self) -> tuple[Entry, ...]:
-        fd = os.open(self._root, _OPEN_DIRECTORY)
+    def run(self) -> Scanned:
+        info = os.fstat(self._root_fd)
         try:
-            info = os.fstat(fd)
-            with self._passable(fd, info.st_mode):
-                self._add(Entry(".", "d", stat.S_IMODE(info.st_mode), info.st_mtime_ns, 0, ""))
-                self._directory(fd, "", 0)
+            self._walk()
+            attributes = self._nodes.directory_attributes(b"")
         finally:
-            os.close(fd)
-        return tuple(self._entries)
+            self._nodes.close_again()
+        self._note(b"", Entry("d", stat.S_IMODE(info.st_mode), info.st_mtime_ns, attributes=attributes))
+        self._group_links()
+        return self._found
 
-    def _directory(self, fd: int, prefix: str, depth: int) -> None:
-        if depth >= self._limits.depth:
-            raise SnapshotError(f"{prefix!r} lies deeper than the limit of {self._limits.depth} directories")
-        with os.scandir(fd) as listing:
-            nodes = sorted(listing, key=lambda node: node.name)
-        for node in nodes:
-            path = prefix + node.name
-            try:
-                info = node.stat(follow_symlinks=False)
-            except FileNotFoundError as error:
-                raise _TreeMoved(f"{path!r} vanished") from error
-            kind = _KINDS.get(stat.S_IFMT(info.st_mode))
-            if kind is None:
-                raise SnapshotError(f"{path!r} is a device, which cannot be recorded; remove it")
-            if kind == "f":
-                self._add(self._file(fd, node.name, path, info))
-                continue
-            target = self._target(fd, node.name, path) if kind == "l" else ""
-            self._add(Entry(path, kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns, 0, target))
-            if kind == "d":
-                with self._opened(fd, node.name, path, info, _OPEN_DIRECTORY) as child:
-                    self._directory(child, path + "/", depth + 1)
+    def _walk(self) -> None:
+        """All directories that the cache knows at once, then those that are new, level by level."""
+        known = self._cache.listings
+        wave = list(known) or [b""]
+        while wave:
+            results = dict(zip(wave, self._compare(wave), strict=True))
+            failed = [path for path, result in results.items() if isinstance(result, int)]
+            other = {path: result for path, result in results.items() if not isinstance(result, int)}
+            self._count(other)
+            differing = {path: result for path, result in other.items() if result[0] is not None}
+            gone = self._directories_gone(differing)
+            # Parents first: a directory that keeps its owner out hides those below it.
+            for path in sorted(failed):
+                if not _below(path, gone):
+                    retried = self._retry(path, results[path])
+                    if retried[0] is not None:
+                        differing[path] = retried
+                        gone |= self._directories_gone({path: retried})
+            self._forget(gone)
+            wave = []
+            for path, result in differing.items():
+                if not _below(path, gone):
+                    wave += self._take(path, result)
 
-    def _add(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        if len(self._entries) > self._limits.entries:
-            raise SnapshotError(f"more than {self._limits.entries} entries, reached at {entry.path!r}")
+    def _compare(self, paths: list[bytes]) -> list[Compared | int]:
+        known = self._cache.listings
+        threads = min(listing.MAX_THREADS, 1 + len(paths) // listing.DIRECTORIES_PER_THREAD)
+        return listing.compare(
+            self._root_fd,
+            [(path, known.get(path)) for path in paths],
+            self._settled_ns,
+            self._entries_left,
+            self._distrusted,
+            threads,
+        )
 
-    def _file(self, directory: int, name: str, path: str, info: os.stat_result) -> Entry:
-        self._bytes += info.st_size
-        if self._bytes > self._limits.bytes:
-            raise SnapshotError(f"more than {self._limits.bytes} bytes of files, reached at {path!r}")
-        key = _stat_key(info)
-        known = self._known.get(path)
-        if known is not None and known[0] == key:
-            self.seen[path] = known
-            return known[1]
-        with self._opened(directory, name, path, info, _OPEN_FILE) as fd:
-            content = self._ingest(fd, info.st_size)
-            if _stat_key(os.fstat(fd))[2:] != key[2:] and not self._closed_to_us(info.st_mode):
-                raise _TreeMoved(f"{path!r} kept changing")
-        entry = Entry(path, "f", stat.S_IMODE(info.st_mode), info.st_mtime_ns, info.st_size, content)
-        if info.st_ctime_ns < self._settled_ns and info.st_mtime_ns < self._settled_ns:
-            self.seen[path] = (key, entry)
-        return entry
+    def _count(self, results: dict[bytes, Compared]) -> None:
+        for path, (_, _, _, count, allocated) in results.items():
+            self._entries_left -= count
+            self._bytes_left -= allocated
+            if self._entries_left < 0:
+                raise self._too_many(path)
+            if self._bytes_left < 0:
+                raise WorkspaceLimit(
+                    f"more than {self._limits.bytes} bytes of files, reached in {shown(path)}: delete some"
+                )
 
-    def _target(self, directory: int, name: str, path: str) -> str:
-        try:
-            return os.readlink(name, dir_fd=directory)
-        except OSError as error:
-            raise _TreeMoved(f"{path!r} kept changing") from error
+    def _too_many(self, path: bytes) -> WorkspaceLimit:
+        return WorkspaceLimit(
+            f"more than {self._limits.entries} entries, reached in {shown(path)}: delete some"
+        )
 
-    @contextmanager
-    def _opened(
-        self, directory: int, name: str, path: str, info: os.stat_result, flags: int
-    ) -> Iterator[int]:
-        """A descriptor of the very node that `info` describes, even where its mode keeps its owner out."""
-        closed = self._closed_to_us(info.st_mode)
-        try:
-            first = os.open(
-                name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC if closed else flags, dir_fd=directory
-            )
-        except OSError as error:
-            raise _TreeMoved(f"{path!r} kept changing ({error.strerror})") from error
-        try:
-            found = os.fstat(first)
-            if (found.st_ino, stat.S_IFMT(found.st_mode)) != (info.st_ino, stat.S_IFMT(info.st_mode)):
-                raise _TreeMoved(f"{path!r} kept changing")
-            if not closed:
-                yield first
-                return
-            with self._passable(first, info.st_mode):
-                fd = os.open(f"/proc/self/fd/{first}", flags & ~os.O_NOFOLLOW)
-                try:
-                    yield fd
-                finally:
-                    os.close(fd)
-        finally:
-            os.close(first)
+    def _directories_gone(self, results: dict[bytes, Compared]) -> set[bytes]:
+        """Known directories that are no longer there, or are something else."""
+        known = self._cache.listings
+        gone: set[bytes] = set()
+        for path, (_, changed, names, _, _) in results.items():
+            missing = [joined(path, name) for name in names]
+            replaced = [joined(path, record[0]) for record in changed if not stat.S_ISDIR(record[1])]
+            gone.update(below for below in (*missing, *replaced) if below in known)
+        return gone
 
-    def _closed_to_us(self, mode: int) -> bool:
-        needed = stat.S_IRUSR | stat.S_IXUSR if stat.S_ISDIR(mode) else stat.S_IRUSR
-        return self._unprivileged and mode & needed != needed
+    def _retry(self, path: bytes, result: Compared | int) -> Compared:
+        """Reads a directory that could not be read, its mode opened to its owner."""
+        if result == errno.EACCES:
+            # An opened parent may have been all that it needed.
+            (result,) = self._compare([path])
+        if result == errno.EACCES:
+            self._nodes.make_passable(path)
+            (result,) = self._compare([path])
+        if isinstance(result, int):
+            if result == errno.E2BIG:
+                raise self._too_many(path)
+            if result in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+                raise TreeMoved(f"{shown(path)} kept changing")
+            raise OSError(result, os.strerror(result), path)
+        self._count({path: result})
+        return result
 
-    @contextmanager
-    def _passable(self, fd: int, mode: int) -> Iterator[None]:
-        """Opens a node's mode to its owner for as long as it is read."""
-        if not self._closed_to_us(mode):
-            yield
+    def _forget(self, gone: set[bytes]) -> None:
+        """Everything below these directories."""
+        if not gone:
             return
-        node = Path(f"/proc/self/fd/{fd}")
-        node.chmod(stat.S_IMODE(mode) | stat.S_IRWXU)
-        try:
-            yield
-        finally:
-            node.chmod(stat.S_IMODE(mode))
+        for path, before in self._cache.listings.items():
+            if _below(path, gone):
+                self._found.listings[path] = None
+                for name in listing.names(before):
+                    self._gone(joined(path, name))
+
+    def _gone(self, path: bytes) -> None:
+        self._found.updates[path] = None
+        if path in self._cache.linked:
+            self._found.linked[path] = None
+
+    def _take(self, path: bytes, result: Compared) -> list[bytes]:
+        """Records what differs in a directory; returns the directories in it that are not known yet."""
+        now, changed, names, _, _ = result
+        self._found.listings[path] = now
+        for name in names:
+            self._gone(joined(path, name))
+        return [
+            below for record in changed if (below := self._node(joined(path, record[0]), Record(*record)))
+        ]
+
+    def _node(self, path: bytes, record: Record) -> bytes | None:
+        kind = _KINDS.get(stat.S_IFMT(record.mode))
+        if kind is None and self._layer and self._nodes.is_whiteout(path):
+            self._note(path, Entry(WHITEOUT, 0, 0))
+            return None
+        if kind is None:
+            raise WorkspaceLimit(f"{shown(path)} is a device, which cannot be recorded: remove it")
+        mode = stat.S_IMODE(record.mode)
+        if kind == "f":
+            content, attributes = self._nodes.file(path, record)
+            self._note_links(path, record)
+            self._note(path, Entry(kind, mode, record.mtime_ns, record.size, content, attributes))
+        elif kind == "d":
+            attributes = self._nodes.directory_attributes(path)
+            self._note(path, Entry(kind, mode, record.mtime_ns, attributes=attributes))
+            return self._new_directory(path)
+        elif kind == "l":
+            self._note(path, Entry(kind, 0o777, record.mtime_ns, 0, self._nodes.target(path)))
+        else:
+            self._note(path, Entry(kind, mode, record.mtime_ns))
+        return None
+
+    def _new_directory(self, path: bytes) -> bytes | None:
+        if path in self._cache.listings:
+            return None
+        if path.count(b"/") + 1 >= self._limits.depth:
+            raise WorkspaceLimit(
+                f"{shown(path)} lies deeper than the limit of {self._limits.depth} directories: remove it"
+            )
+        return path
+
+    def _note(self, path: bytes, entry: Entry) -> None:
+        before = self._cache.tree.entries.get(path)
+        if before is not None:
+            entry = entry._replace(link=before.link)
+        if entry != before:
+            self._found.updates[path] = entry
+
+    def _note_links(self, path: bytes, record: Record) -> None:
+        if record.links > 1:
+            self._found.linked[path] = record.device, record.inode
+        elif path in self._cache.linked:
+            self._found.linked[path] = None
+
+    def _group_links(self) -> None:
+        """Gives the names of one file their common first one, and takes it from those that are alone now."""
+        if not self._found.linked and not self._cache.linked:
+            return
+        linked = dict(self._cache.linked)
+        _merge(linked, self._found.linked)
+        groups: dict[Inode, list[bytes]] = {}
+        for path, inode in linked.items():
+            groups.setdefault(inode, []).append(path)
+        links = {path: min(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
+        for path in {*self._cache.linked, *linked}:
+            entry = self._found.updates.get(path, self._cache.tree.entries.get(path))
+            if entry is not None and entry.link != links.get(path, b""):
+                entry = entry._replace(link=links.get(path, b""))
+                self._found.updates[path] = entry
 
 
-def _stat_key(info: os.stat_result) -> StatKey:
-    return info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+def _merge(known: dict[bytes, V], found: Mapping[bytes, V | None]) -> None:
+    for path, value in found.items():
+        if value is None:
+            known.pop(path, None)
+        else:
+            known[path] = value
+
+
+def _below(path: bytes, directories: set[bytes]) -> bool:
+    return bool(directories) and (path in directories or any(above in directories for above in parents(path)))

@@ -1,56 +1,72 @@
-"""Content-addressed snapshots of directory trees on a local file system.
+"""Snapshots of directory trees: content-addressed, compressed, whole or absent, on a local file system.
 
-    objects/ab/cdef…    the content of a file, named by its hash
-    manifests/<id>      one snapshot: its entries and its state, named by the hash of this file
-    tmp/                files being written
-    lock                held shared while writing or reading, exclusively while pruning; holds the epoch
+    index.sqlite    which snapshots there are and where each blob lies
+    packs/          the blobs, many to a file
+    tmp/            packs being written
 
-A file is written under `tmp/` and renamed, contents before the manifest, so that a snapshot is complete or
-absent after a crash of any process. Nothing is synced: a power cut may take the last snapshots.
+A snapshot costs what changed since its parent: only files whose stat differs are read, their new blobs go into
+one pack, and one transaction of the index makes both seen. Threads and processes of one host may use a store at
+once, a collector among them.
 """
 
-import fcntl
-import itertools
-import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from midstream.envs.errors import SnapshotError, SnapshotMissing
-from midstream.envs.protocol import Change, ChangeKind, Snapshot
-from midstream.envs.store.restore import make_empty, remove_tree, write_tree
-from midstream.envs.store.scan import CHUNK_BYTES, DIGEST_BYTES, Entry, StatCache, Tree, TreeLimits, scan
+from midstream.envs.protocol import Change, Snapshot
+from midstream.envs.store.bundle import read_bundle, write_bundle
+from midstream.envs.store.collect import Collected, Named, collect, ids
+from midstream.envs.store.contents import Contents, Incoming
+from midstream.envs.store.durable import drop_what_a_power_cut_took, mark_synced
+from midstream.envs.store.index import Fsync, Index, insert_pins, read_row
+from midstream.envs.store.layer import write_layer
+from midstream.envs.store.looking import Seen, look_afresh, look_at_layer, look_at_tree, rewind
+from midstream.envs.store.nodes import Inode
+from midstream.envs.store.place import Owner
+from midstream.envs.store.recording import Baseline as Baseline
+from midstream.envs.store.recording import Recorder
+from midstream.envs.store.records import EMPTY, Tree, changes, difference
+from midstream.envs.store.restore import make_empty, removed_on_failure, write_tree
+from midstream.envs.store.scan import TreeLimits
+from midstream.envs.store.trees import Trees
+from midstream.envs.store.verify import Damage, verify
 
-FORMAT = 1
-EPOCH_BYTES = 16
 
+@dataclass(frozen=True)
+class Statistics:
+    """What a store holds: restorable `snapshots`, `pinned` ones, `blobs`, `packs`; `bytes` on disk."""
 
-@dataclass
-class Baseline(StatCache):
-    """What one environment remembers between its snapshots: stats of files, and its last snapshot."""
+    snapshots: int
+    pinned: int
+    blobs: int
+    packs: int
+    bytes: int
 
-    snapshot_id: str | None = None
-    entries: tuple[Entry, ...] = ()
-    state: Mapping[str, str] = field(default_factory=dict)
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
 
 
 class SnapshotStore:
-    """All snapshots under one directory. Threads and processes may use it at once."""
+    """All snapshots under one directory."""
 
-    def __init__(self, path: Path | str, limits: TreeLimits | None = None) -> None:
+    def __init__(self, path: Path | str, limits: TreeLimits | None = None, fsync: Fsync = "pinned") -> None:
+        """Opens or creates it. Raises SnapshotError.
+
+        `fsync` says what outlasts a power cut once it is acknowledged: snapshots that are pinned, all, or none.
+        A crash of the process takes nothing either way.
+        """
         self.path = Path(path).absolute()
         self._limits = limits or TreeLimits()
-        self._writer = os.urandom(8).hex()
-        self._serial = itertools.count()
         try:
-            for name in ("objects", "manifests", "tmp"):
+            for name in ("packs", "tmp"):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SnapshotError(f"cannot create the snapshot store {self.path}: {error.strerror}") from error
+        self._index = Index(self.path / "index.sqlite", fsync)
+        self._trees = Trees(self._index)
+        self._recorder = Recorder(self.path, self._index, self._trees, fsync)
+        drop_what_a_power_cut_took(self.path, self._index)
 
     def put(
         self,
@@ -59,234 +75,176 @@ class SnapshotStore:
         *,
         baseline: Baseline | None = None,
         state: Mapping[str, str] | None = None,
+        mapped: frozenset[Inode] = frozenset(),
+        pin: str | None = None,
     ) -> Snapshot:
         """Records the tree and `state`, a few strings beside it; returns `parent` itself if both are its own.
 
-        A `baseline`, one for each directory, makes later snapshots cheap. Raises SnapshotError, naming the
-        path: what cannot be recorded, or a disk that is full, and then leaves nothing behind.
+        A `baseline`, one for each directory, makes later snapshots cheap. `mapped` are files, by device and
+        inode, that a live process maps shared and writable: they are read whatever their stat says. `pin` is an
+        owner for whom the snapshot is pinned as it comes. Raises WorkspaceLimit for what may not be in a tree
+        and SnapshotError for what cannot be read or written; then nothing is left behind.
         """
         baseline = Baseline() if baseline is None else baseline
-        state = dict(state or {})
-        with self._lock(fcntl.LOCK_SH) as epoch:
-            if baseline.epoch != epoch:
-                # Contents that the cache vouches for may have been pruned since: read every file again.
-                baseline.files, baseline.epoch = {}, epoch
-            if parent is not None and parent.id != baseline.snapshot_id:
-                self._remember(parent.id, self._manifest(parent.id), baseline)
-            tree = scan(tree_dir, baseline, self._ingest, self._limits)
-            before = () if parent is None else baseline.entries
-            if parent is not None and tree.entries == before and state == baseline.state and parent in self:
-                return parent
-            snapshot = self._write_snapshot(tree, parent, before, state)
-        baseline.snapshot_id, baseline.entries, baseline.state = snapshot.id, tree.entries, state
-        return snapshot
 
-    def restore(self, snapshot: Snapshot, into: Path | str, *, baseline: Baseline | None = None) -> str:
+        def look(before: Tree, incoming: Incoming) -> Seen:
+            return look_at_tree(tree_dir, baseline, before, incoming.ingest, self._limits, mapped)
+
+        return self._recorder.record(look, parent, baseline, dict(state or {}), pin=pin, rereads=True)
+
+    def put_layer(
+        self,
+        upper_dir: Path | str,
+        parent: Snapshot,
+        *,
+        baseline: Baseline | None = None,
+        state: Mapping[str, str] | None = None,
+        pin: str | None = None,
+    ) -> Snapshot:
+        """Records the parent's tree under this upper directory of an overlay, in time for the upper alone.
+
+        Files that were copied up and are equal are no change. Raises what `put` does, and SnapshotMissing where
+        the parent was collected.
+        """
+        baseline = Baseline() if baseline is None else baseline
+
+        def look(before: Tree, incoming: Incoming) -> Seen:
+            return look_at_layer(upper_dir, before, incoming.ingest, self._limits)
+
+        return self._recorder.record(look, parent, baseline, dict(state or {}), pin=pin, rereads=False)
+
+    def write_delta(
+        self, base: Snapshot, target: Snapshot, into: Path | str, owner: Owner | None = None
+    ) -> None:
+        """Writes into a missing or empty directory the overlay's layer that turns `base` into `target`.
+
+        Deleted paths are whiteouts. Raises what `restore` does; the directory is then gone.
+        """
+        into = Path(into)
+        before, after = self._trees.load(base.id), self._trees.load(target.id)
+        make_empty(into)
+        with removed_on_failure(into):
+            write_layer(before, after, into, self._contents(), owner)
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        into: Path | str,
+        *,
+        baseline: Baseline | None = None,
+        owner: Owner | None = None,
+    ) -> str:
         """Writes the snapshot into a missing or empty directory and returns the digest of what is there.
 
-        The digest is of a fresh scan, so it differs from the snapshot's where the content was damaged. Raises
-        SnapshotMissing where the store lacks it or a content of it, SnapshotError where it cannot be written;
-        the directory is then empty or gone.
+        The digest is of a fresh scan. `owner` are the user and group to whom root gives what it makes. Raises
+        SnapshotMissing where the store lacks it, SnapshotDamaged, naming file and content, where it is not as
+        it was put, SnapshotError where it cannot be written; the directory is then gone.
         """
-        baseline = Baseline() if baseline is None else baseline
         into = Path(into)
-        with self._lock(fcntl.LOCK_SH) as epoch:
-            self._remember(snapshot.id, self._manifest(snapshot.id), baseline)
-            make_empty(into)
-            try:
-                write_tree(baseline.entries, into, self._extract)
-                found = scan(into, baseline, limits=self._limits)
-            except BaseException as error:
-                remove_tree(into)
-                if isinstance(error, OSError):
-                    raise SnapshotError(f"cannot restore {snapshot.id} into {into}: {error}") from error
-                raise
-        baseline.epoch = epoch
-        return found.digest
+        epoch, tree = self._index.epoch(), self._trees.load(snapshot.id)
+        make_empty(into)
+        with removed_on_failure(into):
+            write_tree(tree.entries, into, self._contents(), owner)
+            found = look_afresh(into, tree)
+        if baseline is not None:
+            baseline.remember(found, snapshot.id, epoch, self.state(snapshot))
+        return found.tree.digest
+
+    def restore_in_place(
+        self, snapshot: Snapshot, directory: Path | str, *, baseline: Baseline, owner: Owner | None = None
+    ) -> str:
+        """Makes the directory, whatever is in it now, hold the snapshot; returns the digest of a scan after it.
+
+        Only what differs is written; no process may use the directory. Raises what `restore` does, and leaves
+        the directory in neither state then.
+        """
+        directory = Path(directory)
+        epoch, target = self._index.epoch(), self._trees.load(snapshot.id)
+        try:
+            found = rewind(directory, target, baseline, self._contents(), owner, self._limits)
+        except OSError as error:
+            raise SnapshotError(f"cannot restore {snapshot.id} in {directory}: {error}") from error
+        baseline.remember(found, snapshot.id, epoch, self.state(snapshot))
+        return found.tree.digest
+
+    def diff(self, before: Snapshot | None, after: Snapshot) -> tuple[Change, ...]:
+        """What differs between two snapshots, in the order of paths. Raises SnapshotMissing."""
+        old = EMPTY if before is None else self._trees.load(before.id)
+        return changes(old.entries, difference(old.entries, self._trees.load(after.id).entries))
 
     def state(self, snapshot: Snapshot) -> dict[str, str]:
         """The strings that were recorded beside the tree. Raises SnapshotMissing."""
-        with self._lock(fcntl.LOCK_SH):
-            return dict(self._manifest(snapshot.id)["state"])
+        return self._trees.state(snapshot.id)
 
     def __contains__(self, snapshot: Snapshot) -> bool:
-        return (self.path / "manifests" / snapshot.id).is_file()
+        return self._index.restorable(snapshot.id)
+
+    def pin(self, snapshots: Named, owner: str) -> None:
+        """Keeps snapshots, by record or id, from collection until the owner unpins them; raises SnapshotMissing.
+
+        Unless `fsync` is "never" they outlast a power cut from here on.
+        """
+        wanted = ids(snapshots)
+        packs = {
+            pack for snapshot_id in wanted for pack in self._recorder.sync(self._trees.load(snapshot_id))
+        }
+        with self._index.writing(durable=True) as connection:
+            for snapshot_id in wanted:
+                row = read_row(connection, snapshot_id)
+                if row is None or row.pruned:
+                    raise SnapshotMissing(f"no snapshot {snapshot_id} in the store {self.path}")
+            mark_synced(connection, sorted(packs))
+            insert_pins(connection, wanted, owner)
+
+    def unpin(self, snapshots: Named, owner: str) -> None:
+        """Takes the owner's pins off these snapshots; fine where there are none."""
+        with self._index.writing() as connection:
+            rows = [(snapshot_id, owner) for snapshot_id in ids(snapshots)]
+            connection.executemany("DELETE FROM pins WHERE snapshot = ? AND owner = ?", rows)
+
+    def pins(self) -> dict[str, frozenset[str]]:
+        """The ids that each owner has pinned."""
+        found: dict[str, set[str]] = {}
+        with self._index.reading() as connection:
+            for snapshot_id, owner in connection.execute("SELECT snapshot, owner FROM pins"):
+                found.setdefault(owner, set()).add(snapshot_id)
+        return {owner: frozenset(snapshots) for owner, snapshots in found.items()}
 
     def delete(self, snapshot: Snapshot) -> None:
-        """Forgets one snapshot; its contents go with the next `prune`."""
-        with self._lock(fcntl.LOCK_EX):
-            (self.path / "manifests" / snapshot.id).unlink(missing_ok=True)
+        """Forgets one snapshot, pinned or not; its contents go with the next collection."""
+        with self._index.writing() as connection:
+            connection.execute("UPDATE snapshots SET pruned = 1 WHERE id = ?", (snapshot.id,))
+            connection.execute("DELETE FROM pins WHERE snapshot = ?", (snapshot.id,))
 
-    def prune(self, keep_ids: Iterable[str]) -> int:
-        """Deletes every snapshot but these, every content that none of these uses, and leftovers of crashes.
+    def collect(self, keep: Named = ()) -> Collected:
+        """Drops the snapshots that are neither pinned nor named, and what only they needed; others may write.
 
-        Returns the bytes freed. Waits for snapshots being written, and they for it.
+        Raises SnapshotError.
         """
-        keep = set(keep_ids)
-        freed = 0
-        with self._lock(fcntl.LOCK_EX):
-            # Before the first deletion: whoever trusts an older epoch must look again, even after a crash.
-            self._write(self.path / "lock", os.urandom(EPOCH_BYTES), in_place=True)
-            used: set[str] = set()
-            for manifest in (self.path / "manifests").iterdir():
-                if manifest.name in keep:
-                    entries = (Entry(*entry) for entry in self._manifest(manifest.name)["entries"])
-                    used.update(entry.content for entry in entries if entry.kind == "f")
-                else:
-                    freed += _remove(manifest)
-            for content in (self.path / "objects").glob("*/*"):
-                if content.parent.name + content.name not in used:
-                    freed += _remove(content)
-            for leftover in (self.path / "tmp").iterdir():
-                freed += _remove(leftover)
-        return freed
+        return collect(self.path, self._index, keep)
 
-    @contextmanager
-    def _lock(self, kind: int) -> Iterator[bytes]:
-        """Holds the lock file and yields the epoch, which changes whenever contents may have gone."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SnapshotError(f"cannot open the snapshot store {self.path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, kind)
-            yield os.read(fd, EPOCH_BYTES)
-        finally:
-            os.close(fd)
+    def verify(self) -> list[Damage]:
+        """Reads the whole store; what is not as it was put, by pack, content and snapshot. Raises SnapshotError."""
+        return verify(self.path, self._index)
 
-    def _remember(self, snapshot_id: str, manifest: dict[str, Any], baseline: Baseline) -> None:
-        baseline.snapshot_id, baseline.state = snapshot_id, manifest["state"]
-        baseline.entries = tuple(Entry(*entry) for entry in manifest["entries"])
+    def export_snapshot(self, snapshot: Snapshot, file: Path | str) -> None:
+        """Writes the snapshot as one checked file. Raises SnapshotError."""
+        tree = self._trees.load(snapshot.id)
+        write_bundle(snapshot, tree, self.state(snapshot), self._contents(), Path(file))
 
-    def _write_snapshot(
-        self, tree: Tree, parent: Snapshot | None, before: tuple[Entry, ...], state: Mapping[str, str]
-    ) -> Snapshot:
-        parent_id = None if parent is None else parent.id
-        manifest = {"format": FORMAT, "parent": parent_id, "state": state, "entries": tree.entries}
-        # Escapes keep the file pure ASCII and carry the surrogates of names that are not UTF-8.
-        content = json.dumps(manifest, separators=(",", ":")).encode("ascii")
-        snapshot_id = _hash(content)
-        path = self.path / "manifests" / snapshot_id
-        if not path.exists():
-            self._write(path, content)
-        return Snapshot(snapshot_id, tree.digest, parent_id, diff(before, tree.entries), tree.bytes)
+    def import_snapshot(self, file: Path | str, *, pin: str | None = None) -> Snapshot:
+        """Records a snapshot that any store exported, under the same id. Raises SnapshotError, SnapshotDamaged."""
+        return self._recorder.adopt(lambda incoming: read_bundle(Path(file), incoming), pin)
 
-    def _manifest(self, snapshot_id: str) -> dict[str, Any]:
-        path = self.path / "manifests" / snapshot_id
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError as error:
-            raise SnapshotMissing(f"no snapshot {snapshot_id} in the store {self.path}") from error
-        if _hash(content) != snapshot_id:
-            raise SnapshotError(f"{path} is damaged: its content does not match its name")
-        manifest: dict[str, Any] = json.loads(content)
-        if manifest["format"] != FORMAT:
-            raise SnapshotError(f"{path} has format {manifest['format']}, this version reads {FORMAT}")
-        return manifest
+    def statistics(self) -> Statistics:
+        with self._index.reading() as connection:
+            counts = connection.execute(
+                "SELECT (SELECT count(*) FROM snapshots WHERE NOT pruned), (SELECT count(DISTINCT snapshot) FROM pins),"
+                " (SELECT count(*) FROM blobs), (SELECT count(*) FROM packs)"
+            ).fetchone()
+        sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
+        snapshots, pinned, blobs, packs = counts
+        return Statistics(snapshots, pinned, blobs, packs, sum(sizes))
 
-    def _object(self, content_hash: str) -> Path:
-        return self.path / "objects" / content_hash[:2] / content_hash[2:]
-
-    def _ingest(self, fd: int, size: int) -> str:
-        """Reads an open file, keeps its content unless it is there already, and returns its hash."""
-        if size > CHUNK_BYTES:
-            return self._ingest_large(fd)
-        content = os.read(fd, size + 1)
-        content_hash = _hash(content)
-        path = self._object(content_hash)
-        if not os.path.exists(path):  # noqa: PTH110 (three times as fast, and called for every file)
-            self._write(path, content)
-        return content_hash
-
-    def _ingest_large(self, fd: int) -> str:
-        content = blake2b(digest_size=DIGEST_BYTES)
-        temporary = self._temporary()
-        try:
-            with temporary.open("xb") as copy:
-                while chunk := os.read(fd, CHUNK_BYTES):
-                    content.update(chunk)
-                    copy.write(chunk)
-            path = self._object(content.hexdigest())
-            path.parent.mkdir(exist_ok=True)
-            temporary.replace(path)
-        except OSError as error:
-            raise _write_failed(temporary, error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        return content.hexdigest()
-
-    def _extract(self, content_hash: str, fd: int) -> None:
-        path = self._object(content_hash)
-        try:
-            source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise SnapshotMissing(f"the content {content_hash} is missing: no {path}") from error
-        try:
-            while chunk := os.read(source, CHUNK_BYTES):
-                _write_all(fd, chunk)
-        finally:
-            os.close(source)
-
-    def _temporary(self) -> Path:
-        return self.path / "tmp" / f"{self._writer}-{os.getpid()}-{next(self._serial)}"
-
-    def _write(self, path: Path, content: bytes, *, in_place: bool = False) -> None:
-        """Writes a file whole or not at all; `in_place` for one that others hold open."""
-        temporary = path if in_place else self._temporary()
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                _write_all(fd, content)
-            finally:
-                os.close(fd)
-            if not in_place:
-                _rename_into(temporary, path)
-        except OSError as error:
-            if not in_place:
-                temporary.unlink(missing_ok=True)
-            raise _write_failed(path, error) from error
-
-
-def diff(before: Iterable[Entry], after: Iterable[Entry]) -> tuple[Change, ...]:
-    """What changed between two trees, by path, the root left out; mtimes alone are no change."""
-    old = {entry.path: entry for entry in before}
-    changes = []
-    for entry in after:
-        previous = old.pop(entry.path, None)
-        if entry is previous or entry.path == ".":
-            continue
-        if previous is None:
-            changes.append(Change(entry.path, "created", entry.size))
-        elif (entry.kind, entry.mode, entry.content) != (previous.kind, previous.mode, previous.content):
-            changes.append(Change(entry.path, "modified", entry.size))
-    deleted: ChangeKind = "deleted"
-    changes += [Change(path, deleted, 0) for path in old if path != "."]
-    return tuple(sorted(changes, key=lambda change: change.path))
-
-
-def _hash(content: bytes) -> str:
-    return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
-
-
-def _rename_into(temporary: Path, path: Path) -> None:
-    try:
-        os.rename(temporary, path)  # noqa: PTH104 (the common case, without building another Path)
-    except FileNotFoundError:
-        path.parent.mkdir(exist_ok=True)
-        temporary.replace(path)
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _write_failed(path: Path, error: OSError) -> SnapshotError:
-    return SnapshotError(f"cannot write {path}: {error.strerror}; free space or set snapshots.path elsewhere")
-
-
-def _remove(path: Path) -> int:
-    size = path.stat().st_size
-    path.unlink()
-    return size
+    def _contents(self) -> Contents:
+        return Contents(self.path, self._index)

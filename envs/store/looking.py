@@ -1,0 +1,94 @@
+"""Looks at a directory or a layer and tells which state it is in, against one that is known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from midstream.envs.errors import WorkspaceLimit
+from midstream.envs.store.contents import Contents
+from midstream.envs.store.layer import merged
+from midstream.envs.store.nodes import Ingest, Inode
+from midstream.envs.store.place import Owner
+from midstream.envs.store.records import Entry, Tree, Updates, difference
+from midstream.envs.store.restore import change_tree, rewrite_tree
+from midstream.envs.store.scan import UNLIMITED, Scanned, StatCache, TreeLimits, hash_only, scan
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A state: the cache of the scan, with the tree; what differs from the known state, None if not told."""
+
+    cache: StatCache
+    updates: Updates | None = None
+
+
+def look_at_tree(
+    directory: Path | str,
+    cache: StatCache,
+    before: Tree,
+    ingest: Ingest = hash_only,
+    limits: TreeLimits | None = None,
+    mapped: frozenset[Inode] = frozenset(),
+) -> Seen:
+    """The state of a directory whose last scan is in the cache, which stays as it is.
+
+    `before` is hashed already, so the digest costs what differs from it where the cache is empty.
+    """
+    if not cache.listings:
+        # Without listings a scan cannot tell what is gone: it finds all that is there.
+        scanned = scan(directory, StatCache(), ingest, limits, mapped)
+        return Seen(_cached(scanned, StatCache(), _becoming(before, _present(scanned))))
+    scanned = scan(directory, cache, ingest, limits, mapped)
+    tree = cache.tree.updated(scanned.updates)
+    return Seen(_cached(scanned, cache, tree), scanned.updates if cache.tree is before else None)
+
+
+def look_afresh(directory: Path | str, expected: Tree) -> StatCache:
+    """The state of a directory of which nothing is remembered, every file read."""
+    return look_at_tree(directory, StatCache(), expected, limits=UNLIMITED).cache
+
+
+def look_at_layer(directory: Path | str, before: Tree, ingest: Ingest, limits: TreeLimits) -> Seen:
+    """The state that an overlay with this upper directory shows over a known one."""
+    scanned = scan(directory, StatCache(), ingest, limits, layer=True)
+    tree = merged(before, _present(scanned))
+    if len(tree.entries) > limits.entries:
+        raise WorkspaceLimit(f"more than {limits.entries} entries in the workspace: delete some")
+    return Seen(StatCache(tree))
+
+
+def rewind(
+    directory: Path,
+    target: Tree,
+    cache: StatCache,
+    contents: Contents,
+    owner: Owner | None,
+    limits: TreeLimits,
+) -> StatCache:
+    """Makes the directory hold the target and looks at it again. Raises what `change_tree` does."""
+    try:
+        now = look_at_tree(directory, cache, cache.tree, limits=limits).cache
+    except WorkspaceLimit:
+        # More than may be read, or what cannot be: nothing of it is kept.
+        rewrite_tree(target.entries, directory, contents, owner)
+        return look_afresh(directory, target)
+    updates = difference(now.tree.entries, target.entries)
+    if not updates:
+        return now
+    change_tree(now.tree, target, updates, directory, contents, owner)
+    seen = look_at_tree(directory, now, now.tree, limits=UNLIMITED).cache
+    return StatCache(_becoming(target, seen.tree.entries), seen.listings, seen.linked)
+
+
+def _present(scanned: Scanned) -> dict[bytes, Entry]:
+    return {path: entry for path, entry in scanned.updates.items() if entry is not None}
+
+
+def _becoming(expected: Tree, entries: dict[bytes, Entry]) -> Tree:
+    """The tree of these entries: the expected one itself where it has the same, which then share memory."""
+    return expected if entries == expected.entries else expected.becoming(entries)
+
+
+def _cached(scanned: Scanned, cache: StatCache, tree: Tree) -> StatCache:
+    seen = StatCache(tree, dict(cache.listings), dict(cache.linked))
+    scanned.into(seen, tree)
+    return seen
