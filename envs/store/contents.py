@@ -91,7 +91,7 @@ class Contents:
     def blob(self, blob_hash: bytes) -> bytes:
         """Raises SnapshotMissing or SnapshotDamaged, which name the content."""
         for _ in range(2):
-            location = self.locate([blob_hash]).get(blob_hash)
+            location = self._known.get(blob_hash) or self.locate([blob_hash]).get(blob_hash)
             if location is None:
                 break
             try:

@@ -8,7 +8,7 @@ from midstream.envs.store.contents import Contents
 from midstream.envs.store.layer import merged
 from midstream.envs.store.nodes import Ingest, Inode
 from midstream.envs.store.place import Owner
-from midstream.envs.store.records import Entry, Tree, Updates, difference
+from midstream.envs.store.records import Entry, Tree, Updates, difference, parents
 from midstream.envs.store.restore import change_tree, rewrite_tree
 from midstream.envs.store.scan import UNLIMITED, Scanned, StatCache, TreeLimits, hash_only, scan
 
@@ -28,6 +28,7 @@ def look_at_tree(
     ingest: Ingest = hash_only,
     limits: TreeLimits | None = None,
     mapped: frozenset[Inode] = frozenset(),
+    only: frozenset[bytes] | None = None,
 ) -> Seen:
     """The state of a directory whose last scan is in the cache, which stays as it is.
 
@@ -37,7 +38,7 @@ def look_at_tree(
         # Without listings a scan cannot tell what is gone: it finds all that is there.
         scanned = scan(directory, StatCache(), ingest, limits, mapped)
         return Seen(_cached(scanned, StatCache(), _becoming(before, _present(scanned))))
-    scanned = scan(directory, cache, ingest, limits, mapped)
+    scanned = scan(directory, cache, ingest, limits, mapped, only=only)
     tree = cache.tree.updated(scanned.updates)
     return Seen(_cached(scanned, cache, tree), scanned.updates if cache.tree is before else None)
 
@@ -66,17 +67,23 @@ def rewind(
 ) -> StatCache:
     """Makes the directory hold the target and looks at it again. Raises what `change_tree` does."""
     try:
-        now = look_at_tree(directory, cache, cache.tree, limits=limits).cache
+        seen = look_at_tree(directory, cache, target, limits=limits)
     except WorkspaceLimit:
         # More than may be read, or what cannot be: nothing of it is kept.
         rewrite_tree(target.entries, directory, contents, owner)
         return look_afresh(directory, target)
-    updates = difference(now.tree.entries, target.entries)
+    now = seen.cache
+    if seen.updates is not None:
+        updates: Updates = {path: target.entries.get(path) for path in seen.updates}
+    else:
+        updates = difference(now.tree.entries, target.entries)
     if not updates:
         return now
     change_tree(now.tree, target, updates, directory, contents, owner)
-    seen = look_at_tree(directory, now, now.tree, limits=UNLIMITED).cache
-    return StatCache(_becoming(target, seen.tree.entries), seen.listings, seen.linked)
+    # What was not written to was looked at a moment ago.
+    written = frozenset({b"", *(above for path in updates for above in parents(path)), *updates})
+    after = look_at_tree(directory, now, target, limits=UNLIMITED, only=written).cache
+    return StatCache(_becoming(target, after.tree.entries), after.listings, after.linked)
 
 
 def _present(scanned: Scanned) -> dict[bytes, Entry]:

@@ -94,18 +94,19 @@ def scan(
     mapped: frozenset[Inode] = frozenset(),
     *,
     layer: bool = False,
+    only: frozenset[bytes] | None = None,
 ) -> Scanned:
     """What differs under `root` from the cache, which stays as it is; `ingest` reads what the stat does not vouch for.
 
     `mapped` are files, by device and inode, that a live process maps shared and writable: they are read whatever
-    their stat says. `layer` reads the upper directory of an overlay, with its marks. Raises WorkspaceLimit for
-    what may not be there (a device, a limit), SnapshotError for a tree that cannot be read or does not hold
-    still; both name the path.
+    their stat says. `layer` reads the upper directory of an overlay, with its marks. `only` reads just these of
+    the directories that the cache knows, and new ones in them. Raises WorkspaceLimit for what may not be there (a
+    device, a limit), SnapshotError for a tree that cannot be read or does not hold still; both name the path.
     """
     for _ in range(SCAN_ATTEMPTS):
         try:
             with _root(root) as root_fd:
-                return _Scan(root_fd, cache, ingest, limits or TreeLimits(), mapped, layer).run()
+                return _Scan(root_fd, cache, ingest, limits or TreeLimits(), mapped, layer).run(only)
         except TreeMoved as moved:
             reason = moved
         except OSError as error:
@@ -148,10 +149,10 @@ class _Scan:
         self._nodes = NodeReader(root_fd, ingest, limits.bytes, layer)
         self._found = Scanned()
 
-    def run(self) -> Scanned:
+    def run(self, only: frozenset[bytes] | None) -> Scanned:
         info = os.fstat(self._root_fd)
         try:
-            self._walk()
+            self._walk(only)
             attributes = self._nodes.directory_attributes(b"")
         finally:
             self._nodes.close_again()
@@ -159,10 +160,10 @@ class _Scan:
         self._group_links()
         return self._found
 
-    def _walk(self) -> None:
+    def _walk(self, only: frozenset[bytes] | None) -> None:
         """All directories that the cache knows at once, then those that are new, level by level."""
         known = self._cache.listings
-        wave = list(known) or [b""]
+        wave = [path for path in known if only is None or path in only] or [b""]
         while wave:
             results = dict(zip(wave, self._compare(wave), strict=True))
             failed = [path for path, result in results.items() if isinstance(result, int)]

@@ -1,6 +1,7 @@
 """Reads a whole store and names what is not as it was put."""
 
 import sqlite3
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from midstream.envs.store.contents import Contents
 from midstream.envs.store.index import Index, read_row
 from midstream.envs.store.liveness import broken_snapshots
 from midstream.envs.store.packs import SUFFIX, is_content, unpack_block
-from midstream.envs.store.records import EMPTY, text
+from midstream.envs.store.records import EMPTY, Tree, text
 from midstream.envs.store.trees import Trees, read
+
+# Trees of earlier snapshots that are kept at once, so that the next ones cost only what they change.
+_TREES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,9 @@ def _blobs(connection: sqlite3.Connection, block: int) -> list[tuple[bytes, int,
 
 def _check_snapshots(index: Index, connection: sqlite3.Connection) -> list[Damage]:
     """Snapshots whose records are damaged, or do not have the digest that they name."""
-    found = []
+    found: list[Damage] = []
     trees = Trees(index)
+    sound: OrderedDict[str, Tree] = OrderedDict()
     for snapshot_id, pruned in connection.execute(
         "SELECT id, pruned FROM snapshots ORDER BY rowid"
     ).fetchall():
@@ -126,13 +131,17 @@ def _check_snapshots(index: Index, connection: sqlite3.Connection) -> list[Damag
         assert row is not None
         try:
             manifest = read(row)
-            if not pruned:
-                tree = trees.load(snapshot_id)
-                if (
-                    not EMPTY.updated(tree.entries).sum == tree.sum == manifest.sum
-                    or tree.digest != row.digest
-                ):
-                    found.append(Damage("its records do not have its digest", snapshots=(snapshot_id,)))
+            base = EMPTY if manifest.full else sound.get(str(manifest.parent))
+            if base is None and not pruned:
+                base = EMPTY.updated(trees.load(str(snapshot_id)).entries)
+            if base is None:
+                continue
+            tree = base.updated(manifest.updates)
+            if tree.sum != manifest.sum or tree.digest != row.digest:
+                found.append(Damage("its records do not have its digest", snapshots=(snapshot_id,)))
+            sound[snapshot_id] = tree
+            if len(sound) > _TREES_AT_ONCE:
+                sound.popitem(last=False)
         except SnapshotDamaged as fault:
             found.append(Damage(str(fault), snapshots=(snapshot_id,)))
     return found
