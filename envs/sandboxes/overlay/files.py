@@ -176,22 +176,23 @@ class OverlayFiles:
             layers.in_background(_dismantle, layers, *old)
 
     def _next(self) -> tuple[Stack, str, int]:
-        """What was written becomes a layer: the new stack, a place to write to, and a mount of both."""
-        places, live, layer = self._layers.places, "", ""
-        stack: Stack = ()
+        """What was written becomes a layer: the new stack, held, a place to write to, and a mount of both."""
+        places, written = self._layers.places, self._live
+        below = self._layers.shortened(self._stack)
         try:
-            layer = places.close_layer(self._live)
-            stack = self._layers.shortened((*self._stack, layer))
             live = places.new_live()
-            return stack, live, self._layers.mounts.new_mount(stack, live)
+            places.close_layer(written)
+            try:
+                mount = self._layers.mounts.new_mount((*below, written), live)
+            except OSError:
+                # Nothing has seen the closed layer yet: the old mount goes on as if it had never been.
+                places.reopen_layer(written)
+                raise
         except OSError as error:
-            # Nothing has seen the closed layer yet: the old mount goes on as if it had never been.
-            if layer:
-                places.reopen_layer(layer, self._live)
-            if live:
-                places.remove(live)
-            self._layers.release(stack)
+            self._layers.release(below)
             raise SnapshotError(f"cannot mount a new layer in {places.path}: {error}") from error
+        self._layers.hold((written,))
+        return (*below, written), live, mount
 
     def _frozen(self, state: Mapping[str, str], *, changed: bool, remounted: bool = False) -> Frozen:
         frozen = Frozen(self._stack, dict(state), changed, remounted)
@@ -205,7 +206,7 @@ class OverlayFiles:
             if self._pending:
                 self.harvest(self._pending[-1])
             written = self._layers.places.written(self._live)
-            self._last = self._signed(self._put(written, state, Baseline()), state)
+            self._last = self._signed(self._put(written, state, replace(self._baseline)), state)
             self._last_state = dict(state)
         return Frozen((), self._last_state, changed=True, snapshot=self._last)
 
@@ -230,6 +231,7 @@ class OverlayFiles:
         return self._below
 
     def _put(self, written: Path, state: Mapping[str, str], baseline: Baseline) -> Snapshot:
+        assert self._below is not None
         return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
 
     def _signed(self, snapshot: Snapshot, state: Mapping[str, str]) -> Snapshot:
@@ -244,5 +246,6 @@ class OverlayFiles:
 
 def _dismantle(layers: Layers, stack: Stack, live: str, mount: int) -> None:
     os.close(mount)
-    layers.places.remove(live)
+    layers.places.strip(live)
     layers.release(stack)
+    layers.places.prepare()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec
 
@@ -122,7 +123,7 @@ class Layers:
 
     def in_background(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs, in order, what may be slow and nobody waits for; what fails there is logged."""
-        self._background.submit(_logged, work, *args, **kwargs)
+        self._background.submit(partial(_logged, partial(work, *args, **kwargs)))
 
     def settle(self) -> None:
         """Returns when all that was in the background is done."""
@@ -237,8 +238,8 @@ def _check(snapshot: Snapshot, digest: str) -> None:
         )
 
 
-def _logged(work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+def _logged(work: Callable[[], object]) -> None:
     try:
-        work(*args, **kwargs)
+        work()
     except Exception:
-        _logger.exception("layers: %s%s failed", getattr(work, "__name__", work), args)
+        _logger.exception("in the background of layers: %s failed", work)

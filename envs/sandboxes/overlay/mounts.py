@@ -19,9 +19,9 @@ from midstream.envs.sandboxes.overlay import _native
 # The one folder at the top of every layer, which is what a sandbox gets of a mount. The layer can then be closed
 # by a rename of this folder, while the mount that made it still holds the folder above.
 WORKSPACE = "workspace"
-UPPER, WORK = "upper", "work"
+LAYER, UPPER, WORK = "layer", "upper", "work"
 # The kernel takes 500 lower layers, and mount(2) a page of options.
-MAX_LOWERS = 400
+MAX_LOWERS = 256
 _NS_GET_USERNS = 0xB701
 _WALL = 0x40000000
 
@@ -59,7 +59,7 @@ class Mounts:
             self._mount_ns,
             classic,
             os.fsencode(self.directory),
-            ":".join(reversed(lowers)).encode(),
+            ":".join(f"{name}/{LAYER}" for name in reversed(lowers)).encode(),
             f"{live}/{UPPER}".encode(),
             f"{live}/{work}".encode(),
             WORKSPACE.encode(),

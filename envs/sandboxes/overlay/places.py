@@ -1,8 +1,9 @@
 """Where the layers of one backend lie, and how what a killed process left there is found.
 
-    <root>/<instance>.lock      held as long as the process of the instance lives
-    <root>/<instance>/<n>/      a closed layer: `workspace`, what one turn changed, or a whole tree
-    <root>/<instance>/<n>/      a live one: `upper`, which the sandbox writes to, and `work`, which is the kernel's
+    <root>/<instance>.lock                  held as long as the process of the instance lives
+    <root>/<instance>/<n>/layer/workspace   a closed layer: what one turn changed, or a whole tree
+    <root>/<instance>/<n>/upper/workspace   what a sandbox has written since its last turn was closed
+    <root>/<instance>/<n>/work              the kernel's, beside it
 
 Numbers are never used again, and are all that a sandbox could read of a place in its list of mounts.
 """
@@ -13,12 +14,15 @@ import os
 import secrets
 import shutil
 import struct
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from midstream.envs.sandboxes.overlay.mounts import UPPER, WORK, WORKSPACE
+from midstream.envs.sandboxes.overlay.mounts import LAYER, UPPER, WORK, WORKSPACE
 from midstream.envs.store.restore import remove_tree
 
+# As many as may be needed before the background gets round to making more.
+PREPARED = 16
 _FS_IOC_GETFLAGS, _FS_IOC_SETFLAGS = 0x80086601, 0x40086602
 _FS_TOPDIR_FL = 0x00020000
 
@@ -32,16 +36,29 @@ class LayerPlaces:
         name, self._lock = _locked_name(root)
         self.path = root / name
         self._names = itertools.count(1)
+        self._prepared: deque[str] = deque()
         self.path.mkdir(mode=0o700)
         # A folder above that hands its group down would hand one that no namespace of ours maps.
         os.chown(self.path, -1, os.getegid())
         self.path.chmod(0o700)
         _spread(self.path)
 
+    def prepare(self) -> None:
+        """Makes places that `new_live` then finds. Raises OSError."""
+        while len(self._prepared) < PREPARED:
+            self._prepared.append(self._made_live())
+
+    def new_live(self) -> str:
+        """The name of a place that a mount can write to."""
+        try:
+            return self._prepared.popleft()
+        except IndexError:
+            return self._made_live()
+
     def new_layer(self) -> str:
-        """The name of an empty place for a layer, whose `workspace` is still to be made."""
+        """The name of a place for a layer, whose `workspace` is still to be made."""
         name = str(next(self._names))
-        (self.path / name).mkdir()
+        (self.path / name / LAYER).mkdir(parents=True)
         return name
 
     def new_blank(self, top: str) -> str:
@@ -49,13 +66,6 @@ class LayerPlaces:
         name = self.new_layer()
         self.workspace(name).mkdir()
         shutil.copystat(self.workspace(top), self.workspace(name))
-        return name
-
-    def new_live(self) -> str:
-        """The name of a place that a mount can write to."""
-        name = self.new_layer()
-        (self.path / name / UPPER).mkdir()
-        (self.path / name / WORK).mkdir()
         return name
 
     def new_work(self, live: str) -> str:
@@ -66,25 +76,28 @@ class LayerPlaces:
 
     def workspace(self, layer: str) -> Path:
         """The tree of a closed layer."""
-        return self.path / layer / WORKSPACE
+        return self.path / layer / LAYER / WORKSPACE
 
     def written(self, live: str) -> Path:
         """What was written to a live place; missing where nothing was."""
         return self.path / live / UPPER / WORKSPACE
 
-    def close_layer(self, live: str) -> str:
-        """Makes what was written a layer of its own, which nothing writes to any more, and returns its name."""
-        layer = self.new_layer()
-        self.written(live).rename(self.workspace(layer))
-        return layer
+    def close_layer(self, live: str) -> None:
+        """Makes what was written a layer, which nothing writes to any more, even while it is still mounted."""
+        self.written(live).rename(self.workspace(live))
 
-    def reopen_layer(self, layer: str, live: str) -> None:
+    def reopen_layer(self, live: str) -> None:
         """Takes `close_layer` back."""
-        self.workspace(layer).rename(self.written(live))
-        (self.path / layer).rmdir()
+        self.workspace(live).rename(self.written(live))
+
+    def strip(self, layer: str) -> None:
+        """Removes from the place of a closed layer what only its mount needed. Raises OSError."""
+        for path in (self.path / layer).iterdir():
+            if path.name != LAYER:
+                remove_tree(path)
 
     def remove(self, name: str) -> None:
-        """Removes a place of either kind. Raises OSError where something stays."""
+        """Removes a place of either kind; one that is gone is fine. Raises OSError where something stays."""
         remove_tree(self.path / name)
 
     def close(self) -> None:
@@ -92,6 +105,12 @@ class LayerPlaces:
         remove_tree(self.path)
         self.path.with_suffix(".lock").unlink(missing_ok=True)
         os.close(self._lock)
+
+    def _made_live(self) -> str:
+        name = self.new_layer()
+        (self.path / name / UPPER).mkdir()
+        (self.path / name / WORK).mkdir()
+        return name
 
 
 def remove_abandoned(root: Path) -> None:

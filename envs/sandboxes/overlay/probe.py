@@ -54,7 +54,8 @@ def _fault(places: LayerPlaces, mounts: Mounts, isolation: Isolation) -> str | N
         return f"commands in the overlay failed: {said}"
     if not places.written(live).exists():
         return "what was written to the overlay is not in its upper layer"
-    mount = mounts.new_mount([base, places.close_layer(live)], places.new_live())
+    places.close_layer(live)
+    mount = mounts.new_mount([base, live], places.new_live())
     try:
         left = _content(Path(f"/proc/self/fd/{mount}"))
     finally:

@@ -221,7 +221,7 @@ def test_layers_beyond_the_budget_go_and_come_back(
         taken.append(box.snapshot())
         box.close()
     layers.settle()
-    kept = [path for path in layers.places.path.iterdir() if (path / "workspace").exists()]
+    kept = [path for path in layers.places.path.iterdir() if (path / "layer" / "workspace").exists()]
     assert len(kept) <= 4
     assert [new_box(snapshot, of=layers).run("cat number") for snapshot in taken] == [
         f"{number}\n" for number in range(8)
@@ -231,7 +231,7 @@ def test_layers_beyond_the_budget_go_and_come_back(
 def test_a_base_is_written_once(new_box: Callable[..., Box], layers: Layers):
     boxes = [new_box() for _ in range(3)]
     assert len({box.snapshot().id for box in boxes}) == 1
-    bases = [path for path in layers.places.path.iterdir() if (path / "workspace").exists()]
+    bases = [path for path in layers.places.path.iterdir() if (path / "layer" / "workspace").exists()]
     assert len(bases) == 1
 
 
