@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -82,11 +83,7 @@ static int open_once(int root, const char *path, int flags, mode_t mode) {
         size_t length = slash ? (size_t)(slash - path) : strlen(path);
         memcpy(piece, path, length);
         piece[length] = 0;
-        int fd = -1;
-        if (!strcmp(piece, ".."))
-            errno = EXDEV;
-        else
-            fd = openat(at, piece, (slash ? O_PATH | O_DIRECTORY : flags) | O_NOFOLLOW | O_CLOEXEC, mode);
+        int fd = openat(at, piece, (slash ? O_PATH | O_DIRECTORY : flags) | O_NOFOLLOW | O_CLOEXEC, mode);
         if (at != root) {
             int reason = errno;
             close(at);
@@ -98,11 +95,33 @@ static int open_once(int root, const char *path, int flags, mode_t mode) {
     }
 }
 
+/* Whether the path has a component that is empty or "..". */
+static int leaves(const char *path, size_t length) {
+    size_t start = 0;
+    for (size_t at = 0; at <= length; at++) {
+        if (at < length && path[at] != '/') continue;
+        if (at == start || (at == start + 2 && path[start] == '.' && path[start + 1] == '.')) return 1;
+        start = at + 1;
+    }
+    return 0;
+}
+
+/* The directory itself once more: by /proc, since looking up "." needs the right to search in it. */
+static int again(int root, int flags) {
+    char name[32];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", root);
+    return open(name, flags | O_CLOEXEC);
+}
+
 /* Opens `path` below `root`, following no link anywhere; paths longer than PATH_MAX are walked in pieces. */
 static int beneath(int root, const char *path, size_t length, int flags, mode_t mode) {
     char piece[SEGMENT_BYTES + 1];
     int at = root;
-    if (length == 0) return open_once(root, ".", flags, mode);
+    if (length == 0) return again(root, flags & ~O_NOFOLLOW);
+    if (leaves(path, length)) {
+        errno = EXDEV;
+        return -1;
+    }
     while (length > SEGMENT_BYTES) {
         size_t cut = SEGMENT_BYTES;
         while (cut > 0 && path[cut] != '/') cut--;

@@ -221,7 +221,7 @@ def insert_pins(connection: sqlite3.Connection, snapshot_ids: Iterable[str], own
 def boot_id() -> str:
     """Names this run of the machine: what an earlier one did not sync may be lost."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().decode("ascii").strip()
     except OSError:
         return ""
 

@@ -142,24 +142,23 @@ class _Reading:
 
 def open_beneath_in_python(root_fd: int, path: bytes, flags: int, mode: int = 0) -> int:
     """Opens a path below a directory, following no link; "" is the directory itself. Raises OSError."""
-    parts = path.split(b"/") if path else [b"."]
+    if not path:
+        # By /proc, since looking up "." needs the right to search in it.
+        return os.open(f"/proc/self/fd/{root_fd}", (flags & ~os.O_NOFOLLOW) | os.O_CLOEXEC)
+    parts = path.split(b"/")
+    if any(part in (b"", b"..") for part in parts):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
     at = root_fd
     try:
         for part in parts[:-1]:
-            below = os.open(_inside(part, path), _PASS, dir_fd=at)
+            below = os.open(part, _PASS, dir_fd=at)
             if at != root_fd:
                 os.close(at)
             at = below
-        return os.open(_inside(parts[-1], path), flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
+        return os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=at)
     finally:
         if at != root_fd:
             os.close(at)
-
-
-def _inside(part: bytes, path: bytes) -> bytes:
-    if part in (b"", b".."):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-    return part
 
 
 def names(listing: bytes) -> list[bytes]:
