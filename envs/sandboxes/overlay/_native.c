@@ -27,9 +27,8 @@
 #include <unistd.h>
 
 #define STACK_BYTES (32 * 1024)
+#define OPTIONS_BYTES 4096
 #define MESSAGE_BYTES 512
-#define OPTIONS_BYTES 4096
-#define OPTIONS_BYTES 4096
 #define NAME_BYTES 512
 
 /* Not <sys/mount.h>: before glibc 2.36 it cannot stand beside the kernel's header. */
@@ -214,52 +213,53 @@ static int mounting_child(void *argument) {
 
 static PyObject *native_mount(PyObject *Py_UNUSED(module), PyObject *args) {
     struct mounting m = {.result = {.fd = -1}};
-    if (!PyArg_ParseTuple(args, "iipyyyyyy:mount", &m.user_ns, &m.mount_ns, &m.classic, &m.directory, &m.lowers, &m.upper,
-                          &m.work, &m.part, &m.staging))
-        return NULL;
-    return ran(mounting_child, &m, &m.result) ? PyLong_FromLong(m.result.fd) : NULL;
+    int given = PyArg_ParseTuple(args, "iipyyyyyy:mount", &m.user_ns, &m.mount_ns, &m.classic, &m.directory,
+                                 &m.lowers, &m.upper, &m.work, &m.part, &m.staging);
+    return given && ran(mounting_child, &m, &m.result) ? PyLong_FromLong(m.result.fd) : NULL;
 }
 
-/* ---- attach -------------------------------------------------------------------------------------------------- */
+/* ---- change -------------------------------------------------------------------------------------------------- */
 
-struct attaching {
-    int user_ns, mount_ns, fd, replaces;
+enum how { COVER, REPLACE, SEAL, UNSEAL };
+
+struct changing {
+    int user_ns, mount_ns, how, fd;
     unsigned long long device, inode;
     const char *target;
     struct result result;
 };
 
-static int attaching_child(void *argument) {
-    struct attaching *a = argument;
+static int changing_child(void *argument) {
+    struct changing *c = argument;
     struct stat there;
-    if (enter(a->user_ns, a->mount_ns, &a->result))
+    if (enter(c->user_ns, c->mount_ns, &c->result))
         return 1;
-    if (stat(a->target, &there) < 0)
-        return failed(&a->result, "stat(target)");
-    if (there.st_dev != a->device || there.st_ino != a->inode) {
+    if (stat(c->target, &there) < 0)
+        return failed(&c->result, "stat(target)");
+    if (there.st_dev != c->device || there.st_ino != c->inode) {
         errno = ESTALE;
-        return failed(&a->result, "the target is not what was expected there");
+        return failed(&c->result, "the target is not what was expected there");
     }
-    if (a->replaces) {
-        if (syscall(SYS_umount2, a->target, DETACH_NOFOLLOW) < 0)
-            return failed(&a->result, "umount2(target)");
+    if (c->how == REPLACE) {
+        if (syscall(SYS_umount2, c->target, DETACH_NOFOLLOW) < 0)
+            return failed(&c->result, "umount2(target)");
     } else {
-        /* The empty directory below: whoever stands in it can leave nothing there. */
-        unsigned long long read_only[4] = {MOUNT_ATTR_RDONLY}; /* struct mount_attr */
-        if (syscall(SYS_mount_setattr, AT_FDCWD, a->target, 0, read_only, sizeof read_only) < 0 && errno != ENOSYS)
-            return failed(&a->result, "mount_setattr(target)");
+        /* What is covered is closed as well: a shell that stands in it can leave nothing there. */
+        unsigned long long attributes[4] = {0}; /* struct mount_attr: set, clear, ... */
+        attributes[c->how == UNSEAL] = MOUNT_ATTR_RDONLY;
+        if (syscall(SYS_mount_setattr, AT_FDCWD, c->target, 0, attributes, sizeof attributes) < 0)
+            return failed(&c->result, "mount_setattr(target)");
     }
-    if (syscall(SYS_move_mount, a->fd, "", AT_FDCWD, a->target, MOVE_MOUNT_F_EMPTY_PATH) < 0)
-        return failed(&a->result, "move_mount(target)");
+    if (c->how <= REPLACE && syscall(SYS_move_mount, c->fd, "", AT_FDCWD, c->target, MOVE_MOUNT_F_EMPTY_PATH) < 0)
+        return failed(&c->result, "move_mount(target)");
     return 0;
 }
 
-static PyObject *native_attach(PyObject *Py_UNUSED(module), PyObject *args) {
-    struct attaching a = {.result = {.fd = -1}};
-    if (!PyArg_ParseTuple(args, "iiiypKK:attach", &a.user_ns, &a.mount_ns, &a.fd, &a.target, &a.replaces, &a.device,
-                          &a.inode))
-        return NULL;
-    return ran(attaching_child, &a, &a.result) ? Py_NewRef(Py_None) : NULL;
+static PyObject *native_change(PyObject *Py_UNUSED(module), PyObject *args) {
+    struct changing c = {.result = {.fd = -1}};
+    int given = PyArg_ParseTuple(args, "iiyKKii:change", &c.user_ns, &c.mount_ns, &c.target, &c.device, &c.inode,
+                                 &c.how, &c.fd);
+    return given && ran(changing_child, &c, &c.result) ? Py_NewRef(Py_None) : NULL;
 }
 
 /* ---- namespaces ---------------------------------------------------------------------------------------------- */
@@ -288,7 +288,7 @@ static PyObject *native_start_namespaces(PyObject *Py_UNUSED(module), PyObject *
 
 static PyMethodDef methods[] = {
     {"mount", native_mount, METH_VARARGS, NULL},
-    {"attach", native_attach, METH_VARARGS, NULL},
+    {"change", native_change, METH_VARARGS, NULL},
     {"start_namespaces", native_start_namespaces, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

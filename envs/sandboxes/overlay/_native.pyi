@@ -10,7 +10,7 @@ def mount(
     staging: bytes,
     /,
 ) -> int: ...
-def attach(
-    user_ns: int, mount_ns: int, fd: int, target: bytes, replaces: bool, device: int, inode: int, /
+def change(
+    user_ns: int, mount_ns: int, target: bytes, device: int, inode: int, how: int, fd: int, /
 ) -> None: ...
 def start_namespaces() -> tuple[int, int]: ...

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from midstream.envs.errors import EnvironmentFailure, SnapshotError
+from midstream.envs.errors import EnvironmentFailure, SnapshotError, SnapshotMissing
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.files import Running
-from midstream.envs.sandboxes.isolation.bubblewrap import INSIDE
 from midstream.envs.sandboxes.overlay.layers import Layers
-from midstream.envs.sandboxes.overlay.mounts import MAX_LOWERS, attach, holds_open
+from midstream.envs.sandboxes.overlay.mounts import MAX_LOWERS, Mounted, can_return
 from midstream.envs.sandboxes.overlay.stacks import Stack
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import Baseline
@@ -73,7 +72,7 @@ class OverlayFiles:
                 self._close_mount()
                 work = self._layers.places.new_work(self._live)
                 self._mount = self._layers.mounts.new_mount(self._stack, self._live, work)
-            attach(self._mount, init_pid, INSIDE, self.directory.stat(), replaces=False)
+            Mounted(init_pid).cover(self.directory.stat(), self._mount)
             self._attached = True
         except OSError as error:
             raise EnvironmentFailure(f"cannot mount the workspace {self.directory.name}: {error}") from error
@@ -83,21 +82,33 @@ class OverlayFiles:
 
     def snapshot(self, state: Mapping[str, str], running: Running) -> tuple[Snapshot, bool]:
         frozen = self.freeze(state, running)
-        return self.harvest(frozen), frozen.remounted
+        try:
+            return self.harvest(frozen), frozen.remounted
+        except SnapshotError as error:
+            if frozen.remounted:
+                # The shell will not be told to enter its directory again.
+                raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
+            raise
 
     def freeze(self, state: Mapping[str, str], running: Running) -> Frozen:
         """Closes what was written as a layer and mounts a new one over it.
 
-        Where other processes run or the shell has a file open, which could go on writing to the closed layer,
-        the mount stays and the state is harvested at once. Raises WorkspaceLimit or SnapshotError, with
+        Where something could go on writing to the closed layer, or the shell might not get back to where it
+        is, the mount stays and the state is harvested at once. Raises WorkspaceLimit or SnapshotError, with
         nothing changed, and EnvironmentFailure where the workspace is lost.
         """
         if not self._layers.places.written(self._live).exists():
             return self._frozen(state, changed=False)
-        if self._must_stay(running):
-            return self._recorded(state)
-        self._swap(running.init_pid)
-        return self._frozen(state, changed=True, remounted=running.init_pid is not None)
+        mounted = None if running.init_pid is None else Mounted(running.init_pid)
+        try:
+            if self._must_stay(running, state) or not (
+                mounted is None or mounted.seal(os.fstat(self._mount))
+            ):
+                return self._recorded(state)
+            self._swap(mounted)
+        except OSError as error:
+            raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
+        return self._frozen(state, changed=True, remounted=mounted is not None)
 
     def harvest(self, frozen: Frozen) -> Snapshot:
         """The snapshot of a frozen state, which is then in the store; earlier ones are taken there first.
@@ -113,8 +124,9 @@ class OverlayFiles:
                 self._layers.release(first.stack)
             return frozen.snapshot
 
-    def restore(self, snapshot: Snapshot) -> dict[str, str]:
-        known = self._layers.of(snapshot)
+    def restore(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> dict[str, str]:
+        """As `Files` says; `spec`, where it is told, names the base that makes up most of the snapshot."""
+        known = self._layers.of(snapshot, spec)
         self._leave()
         self._begin(known.stack, snapshot, known.state)
         return dict(known.state)
@@ -153,24 +165,27 @@ class OverlayFiles:
             os.close(self._mount)
         self._mount = -1
 
-    def _must_stay(self, running: Running) -> bool:
+    def _must_stay(self, running: Running, state: Mapping[str, str]) -> bool:
         if running.background or running.mapped or len(self._stack) >= MAX_LOWERS:
             return True
-        try:
-            return running.init_pid is not None and holds_open(running.init_pid, self._mount)
-        except OSError as error:
-            raise EnvironmentFailure(f"the sandbox {self.directory.name} died: {error}") from error
+        return running.init_pid is not None and not can_return(
+            running.init_pid, state.get("cwd"), self._mount
+        )
 
-    def _swap(self, init_pid: int | None) -> None:
+    def _swap(self, mounted: Mounted | None) -> None:
+        """Raises SnapshotError with nothing changed, OSError where the workspace is lost."""
         layers, old = self._layers, (self._stack, self._live, self._mount)
         there = os.fstat(self._mount)
-        self._stack, self._live, self._mount = self._next()
-        self._attached = init_pid is not None
         try:
-            if init_pid is not None:
-                attach(self._mount, init_pid, INSIDE, there, replaces=True)
-        except OSError as error:
-            raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
+            self._stack, self._live, self._mount = self._next()
+        except SnapshotError:
+            if mounted is not None:
+                mounted.unseal(there)
+            raise
+        self._attached = mounted is not None
+        try:
+            if mounted is not None:
+                mounted.replace(there, self._mount)
         finally:
             # The kernel forgets the files of a mount, one by one, when the last who holds it lets go.
             layers.in_background(_dismantle, layers, *old)
@@ -206,16 +221,21 @@ class OverlayFiles:
             if self._pending:
                 self.harvest(self._pending[-1])
             written = self._layers.places.written(self._live)
-            self._last = self._signed(self._put(written, state, replace(self._baseline)), state)
+            snapshot = self._put(written, self._stack, state, replace(self._baseline))
+            self._last = self._signed(snapshot, state)
             self._last_state = dict(state)
         return Frozen((), self._last_state, changed=True, snapshot=self._last)
 
     def _harvested(self, frozen: Frozen) -> Snapshot:
         if not frozen.changed:
             return self._harvested_unchanged(frozen)
-        self._below = self._put(self._layers.places.workspace(frozen.stack[-1]), frozen.state, self._baseline)
-        self._layers.record(self._below, frozen.stack, frozen.state)
-        return self._signed(self._below, frozen.state)
+        *below, top = frozen.stack
+        written = self._layers.places.workspace(top)
+        snapshot = self._put(written, tuple(below), frozen.state, self._baseline)
+        signed = self._signed(snapshot, frozen.state)
+        self._layers.record(snapshot, frozen.stack, frozen.state)
+        self._below = snapshot
+        return signed
 
     def _harvested_unchanged(self, frozen: Frozen) -> Snapshot:
         assert self._last is not None
@@ -224,23 +244,31 @@ class OverlayFiles:
         nothing = self._layers.places.new_blank(frozen.stack[-1])
         try:
             written = self._layers.places.workspace(nothing)
-            self._below = self._put(written, frozen.state, self._baseline)
+            self._below = self._put(written, frozen.stack, frozen.state, self._baseline)
         finally:
             self._layers.places.remove(nothing)
-        self._layers.record(replace(self._below, changes=()), frozen.stack, frozen.state)
-        return self._below
+        self._layers.record(self._below, frozen.stack, frozen.state)
+        return self._signed(self._below, frozen.state)
 
-    def _put(self, written: Path, state: Mapping[str, str], baseline: Baseline) -> Snapshot:
+    def _put(self, written: Path, below: Stack, state: Mapping[str, str], baseline: Baseline) -> Snapshot:
+        """Records what was written over the layers below, whose snapshot may have been collected meanwhile."""
         assert self._below is not None
-        return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
+        try:
+            return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
+        except SnapshotMissing:
+            self._below = self._layers.record_again(below)
+            return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
 
     def _signed(self, snapshot: Snapshot, state: Mapping[str, str]) -> Snapshot:
-        """The snapshot as a successor of the last one, which may have been taken without closing a layer."""
-        last = self._last
-        if last is None or snapshot.parent == last.id or snapshot is last:
+        """The snapshot as a successor of the last one, of which the layers below may not know."""
+        last, below = self._last, self._below
+        assert last is not None and below is not None
+        if snapshot.parent == last.id or snapshot is last:
             return snapshot
         if snapshot.digest == last.digest and state == self._last_state:
             return last
+        if below.digest == last.digest:
+            return replace(snapshot, parent=last.id)
         return replace(snapshot, parent=last.id, changes=self._layers.store.diff(last, snapshot))
 
 

@@ -6,6 +6,7 @@ replaced by its base and one layer with all changes since.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ P = ParamSpec("P")
 
 # A lookup asks the layers one by one, and a mount takes some 10 µs for each.
 COMPACT_AT = 24
+# 2000-01-01: some archives hold no earlier date.
+BASE_TIME_NS = 946_684_800 * 10**9
 # What a changed path takes on disk beside its content: an inode, a part of a directory.
 PATH_BYTES = 4096
 
@@ -82,14 +85,28 @@ class Layers:
                 self._bases[spec.base] = known.snapshot.id
             return known
 
-    def of(self, snapshot: Snapshot) -> Known:
+    def of(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Known:
         """The layers of a snapshot, held: those it was taken from, or new ones written from the store.
 
         A layer here is trusted: its digest was taken after the last process that could write to it had lost
-        it. What comes from the store is read back. Raises SnapshotMissing, RestoreMismatch, SnapshotError.
+        it. What comes from the store is read back; it is what differs from the parent or, where that is not
+        here, from the base of `spec`, and the whole tree otherwise. Raises SnapshotMissing, SnapshotDamaged,
+        RestoreMismatch or SnapshotError.
         """
         with self._alone(f"snapshot {snapshot.id}"):
-            return self._stacks.find(snapshot.id) or self._from_store(snapshot)
+            return self._stacks.find(snapshot.id) or self._from_store(snapshot, spec)
+
+    def record_again(self, stack: Stack) -> Snapshot:
+        """A snapshot of the tree that these layers are, in place of one that the store lost to a collection."""
+        live = self.places.new_live()
+        try:
+            mount = self.mounts.new_mount(stack, live)
+            try:
+                return self.store.put(f"/proc/self/fd/{mount}/.")
+            finally:
+                os.close(mount)
+        finally:
+            self.places.remove(live)
 
     def shortened(self, stack: Stack) -> Stack:
         """The same tree, held, in fewer layers where that has been prepared."""
@@ -113,6 +130,7 @@ class Layers:
         self._remove(self._stacks.add(known, content_bytes))
         shorter = self.shortened(stack)
         with self._lock:
+            # One at a time for a sandbox; what fails is tried again a turn later.
             compact = len(shorter) >= self._compact_at and self._compacting.isdisjoint(shorter)
             if compact:
                 self._compacting.add(shorter[-1])
@@ -139,15 +157,16 @@ class Layers:
         layer = self.places.new_layer()
         try:
             write_files(self.places.workspace(layer), spec, self._owner)
+            _settle_times(self.places.workspace(layer))
             snapshot = self.store.put(self.places.workspace(layer), None, baseline=Baseline(), state={})
         except BaseException:
             self.places.remove(layer)
             raise
         return self._added_tree(snapshot, layer, {})
 
-    def _from_store(self, snapshot: Snapshot) -> Known:
+    def _from_store(self, snapshot: Snapshot, spec: SandboxSpec | None) -> Known:
         state = self.store.state(snapshot)
-        below = self._nearest(snapshot)
+        below = self._below(snapshot, spec)
         if below is None:
             return self._added_tree(snapshot, self._restored(snapshot), state)
         try:
@@ -159,9 +178,14 @@ class Layers:
             self.release(below.stack)
         return Known(snapshot, stack, state)
 
-    def _nearest(self, snapshot: Snapshot) -> Known | None:
-        """The closest ancestor whose layers are here, held; None where none is."""
-        return None if snapshot.parent is None else self._stacks.find(snapshot.parent)
+    def _below(self, snapshot: Snapshot, spec: SandboxSpec | None) -> Known | None:
+        """What is here of the tree and in the store as well, held."""
+        known = None if snapshot.parent is None else self._stacks.find(snapshot.parent)
+        if known is None and spec is not None and spec.base is not None:
+            known = self.base(spec)
+        if known is not None and known.snapshot not in self.store:
+            known = replace(known, snapshot=self.record_again(known.stack))
+        return known
 
     def _added_tree(self, snapshot: Snapshot, layer: str, state: Mapping[str, str]) -> Known:
         known = Known(replace(snapshot, changes=()), (layer,), state)
@@ -169,6 +193,12 @@ class Layers:
         self.hold(known.stack)
         self.record(snapshot, known.stack, state)
         return known
+
+    def _tree(self, layer: str) -> Snapshot:
+        """The snapshot of a layer that is a whole tree."""
+        if self._trees[layer] not in self.store:
+            self._trees[layer] = self.record_again((layer,))
+        return self._trees[layer]
 
     def _restored(self, snapshot: Snapshot) -> str:
         """A new layer with the whole tree of a snapshot."""
@@ -194,18 +224,15 @@ class Layers:
         return layer
 
     def _compact(self, known: Known) -> None:
-        """Prepares a base and one layer in place of a deep stack; sandboxes go over at their next snapshot.
-
-        What fails stays as it is, and its layers are not tried again.
-        """
+        """Prepares a base and one layer in place of a deep stack; sandboxes go over at their next snapshot."""
         base = known.stack[0]
         try:
-            layer = self._delta(self._trees[base], known.snapshot, known.state)
+            layer = self._delta(self._tree(base), known.snapshot, known.state)
             self._remove(self._stacks.shorten(known.stack, (base, layer)))
         finally:
             self.release(known.stack)
-        with self._lock:
-            self._compacting.discard(known.stack[-1])
+            with self._lock:
+                self._compacting.discard(known.stack[-1])
 
     def _remove(self, layers: list[str]) -> None:
         with self._lock:
@@ -229,6 +256,15 @@ class Layers:
                 lock, waiting = self._making.pop(what)
                 if waiting > 1:
                     self._making[what] = lock, waiting - 1
+
+
+def _settle_times(tree: Path) -> None:
+    """Makes a task's files as old as each other, so that its snapshot is the same wherever it is written."""
+    times = (BASE_TIME_NS, BASE_TIME_NS)
+    for _, _, files, fd in os.fwalk(tree, topdown=False, follow_symlinks=False):
+        for name in files:
+            os.utime(name, ns=times, dir_fd=fd, follow_symlinks=False)
+        os.utime(fd, ns=times)
 
 
 def _check(snapshot: Snapshot, digest: str) -> None:

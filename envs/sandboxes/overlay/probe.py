@@ -7,8 +7,7 @@ from pathlib import Path
 
 from midstream.envs.sandboxes.directories import give_tree
 from midstream.envs.sandboxes.isolation.base import PATH, Isolation
-from midstream.envs.sandboxes.isolation.bubblewrap import INSIDE
-from midstream.envs.sandboxes.overlay.mounts import Mounts, attach
+from midstream.envs.sandboxes.overlay.mounts import Mounted, Mounts
 from midstream.envs.sandboxes.overlay.places import LayerPlaces
 
 PROBE_TIMEOUT_S = 20.0
@@ -98,7 +97,7 @@ def _worked(mount: int, isolation: Isolation, directory: Path) -> str:
         with os.fdopen(info, closefd=False) as file:
             init_pid = json.load(file)["child-pid"]
         isolation.attach(directory, init_pid)
-        attach(mount, init_pid, INSIDE, directory.stat(), replaces=False)
+        Mounted(init_pid).cover(directory.stat(), mount)
         return process.communicate("\n", timeout=PROBE_TIMEOUT_S)[0].strip()
     finally:
         os.close(info)

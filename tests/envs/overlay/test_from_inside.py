@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.envs.sandboxes.isolation.bubblewrap import INSIDE
 from midstream.envs.sandboxes.overlay.layers import Layers
-from midstream.envs.sandboxes.overlay.mounts import attach
+from midstream.envs.sandboxes.overlay.mounts import Mounted
 from tests.envs.overlay.conftest import Box
 
 
@@ -92,12 +91,41 @@ def test_what_is_below_the_mount_stays_empty(used: Box, tmp_path: Path):
 
 def test_nothing_is_mounted_where_something_else_is(used: Box, layers: Layers, tmp_path: Path):
     mount = layers.mounts.new_mount(("1",), layers.places.new_live())
-    elsewhere = tmp_path.stat()
+    assert used.session.init_pid is not None
+    mounted = Mounted(used.session.init_pid)
     try:
-        for replaces in (False, True):
+        for change in (mounted.cover, mounted.replace):
             with pytest.raises(OSError, match="not what was expected"):
-                assert used.session.init_pid is not None
-                attach(mount, used.session.init_pid, INSIDE, elsewhere, replaces=replaces)
+                change(tmp_path.stat(), mount)
     finally:
         os.close(mount)
-    assert used.run("cat file2") == "2\n"
+    assert used.run("cat file2; touch file2") == "2\n"
+
+
+@pytest.mark.parametrize(
+    "closed", ["chmod 0 /workspace/out", "chmod 0 /workspace/out/in", "mv /workspace/out /workspace/moved"]
+)
+def test_a_shell_that_could_not_enter_again_stays_where_it_is(
+    used: Box, new_box: Callable[..., Box], closed: str
+):
+    used.run(f"mkdir -p out/in; cd out/in; echo 1 > file; {closed}")
+    first = used.snapshot()
+    used.run("chmod -f 755 /workspace/*/ /workspace/*/in; echo 2 >> file; mkdir new")
+    second = used.snapshot()
+    used.run("cd /workspace/*/in; echo 3 >> file")
+    third = used.snapshot()
+    seen = [
+        new_box(snapshot).run("cd /workspace; chmod -f 755 out out/in; cat */in/file")
+        for snapshot in (first, second, third)
+    ]
+    assert seen == ["1\n", "1\n2\n", "1\n2\n3\n"]
+
+
+def test_a_shell_left_behind_cannot_write(used: Box, new_box: Callable[..., Box]):
+    used.run("mkdir out; cd out; echo 1 > file; exec 5< file")
+    with used.session.stopped() as running:
+        snapshot = used.files.harvest(used.files.freeze(used.session.state(), running))
+    for write in ("echo 2 >> file", "rm file", "chmod 700 .", "mkdir d", "ln file g", "echo > /dev/fd/5"):
+        assert "Read-only file system" in used.fails(write)
+    assert used.run("cat file; cat <&5; cd /workspace/out; echo 2 >> file; cat file") == "1\n1\n1\n2\n"
+    assert new_box(snapshot).run("cat file; ls -a") == "1\n.\n..\nfile\n"

@@ -11,7 +11,7 @@ from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.overlay.layers import Layers
 from midstream.envs.sandboxes.overlay.stacks import LayerBudget
 from midstream.envs.store.store import SnapshotStore
-from tests.envs.overlay.conftest import Box
+from tests.envs.overlay.conftest import SPEC, Box
 
 TURNS = [
     "echo more >> src/one.py; rm data/a; mkdir empty",
@@ -199,6 +199,43 @@ def test_other_layers_restore_from_the_store(
     # The next turn there is as good as one here.
     fork.run("rm -r src; echo x > x")
     assert fork.snapshot().digest == digest_of_copy(fork, store, tmp_path)
+
+
+def test_a_restore_elsewhere_writes_what_differs_from_the_base(
+    box: Box, new_layers: Callable[..., Layers], store: SnapshotStore, tmp_path: Path
+):
+    box.run("rm -r data; echo more >> README")
+    snapshot = replace(box.snapshot(), parent=None)
+    elsewhere = new_layers()
+    known = elsewhere.of(snapshot, SPEC)
+    top = elsewhere.places.workspace(known.stack[-1])
+    assert (len(known.stack), sorted(path.name for path in top.iterdir())) == (2, ["README", "data"])
+    again = elsewhere.of(snapshot, SPEC)
+    assert again.stack == known.stack
+    elsewhere.release(known.stack)
+    elsewhere.release(again.stack)
+
+
+def test_a_collection_takes_nothing_from_live_sandboxes(
+    new_layers: Callable[..., Layers], new_box: Callable[..., Box], store: SnapshotStore, tmp_path: Path
+):
+    layers = new_layers(compact_at=4)
+    box = new_box(of=layers)
+    box.run("echo 0 > file; rm data/a")
+    last = box.snapshot()
+    for turn in range(1, 9):
+        store.collect()
+        assert last not in store
+        box.run(f"cd /workspace; echo {turn} >> file; rm -rf src; echo {turn} > new{turn}")
+        snapshot = box.snapshot()
+        assert snapshot.parent == last.id
+        assert {change.path for change in snapshot.changes} >= {"file", f"new{turn}"}
+        assert ("src" in {change.path for change in snapshot.changes}) == (turn == 1)
+        last = snapshot
+    layers.settle()
+    assert len(new_box(last, of=layers).lowers()) < 8
+    assert digest_of_copy(new_box(last, of=layers), store, tmp_path) == last.digest
+    assert digest_of_copy(new_box(last, of=new_layers()), store, tmp_path) == last.digest
 
 
 def test_a_restore_that_does_not_match_is_refused(
