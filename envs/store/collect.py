@@ -50,14 +50,16 @@ def ids(snapshots: Named) -> list[str]:
     return [snapshot if isinstance(snapshot, str) else snapshot.id for snapshot in snapshots]
 
 
-def collect(store: Path, index: Index, keep: Named = ()) -> Collected:
+def collect(store: Path, index: Index, keep: Named | None = ()) -> Collected:
     """Drops the snapshots that are neither pinned nor named, then blobs and packs without a use.
 
-    A snapshot between its `put` and its pin is not pinned: have it pinned by `put`. Raises SnapshotError,
-    SnapshotDamaged for a manifest that cannot be read.
+    With `keep` None only what was deleted before goes.
+
+    A snapshot between its `put` and its pin is not pinned: have it pinned by `put`. While a wanted snapshot is
+    damaged no blob is deleted. Raises SnapshotError.
     """
     with _alone(store):
-        dropped, blobs, packs = _drop(index, set(ids(keep)), Contents(store, index))
+        dropped, blobs, packs = _drop(index, None if keep is None else set(ids(keep)), Contents(store, index))
         packs += _rewrite_mostly_dead(store, index)
         freed = sum(_unlink(store / "packs" / (name + SUFFIX)) for name in packs)
         leftovers = _remove_leftovers(store, index)
@@ -77,7 +79,7 @@ def _alone(store: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _drop(index: Index, keep: set[str], contents: Contents) -> tuple[int, int, list[str]]:
+def _drop(index: Index, keep: set[str] | None, contents: Contents) -> tuple[int, int, list[str]]:
     """Takes unwanted snapshots, their blobs and empty packs out of the index: how many, how many, which packs."""
     for attempt in range(_PLANS):
         with index.reading() as reading:
@@ -99,12 +101,16 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _plan(connection: sqlite3.Connection, keep: set[str], contents: Contents) -> _Plan:
+def _plan(connection: sqlite3.Connection, keep: set[str] | None, contents: Contents) -> _Plan:
     pinned = {snapshot_id for (snapshot_id,) in connection.execute("SELECT snapshot FROM pins")}
     there = {i for (i,) in connection.execute("SELECT id FROM snapshots WHERE NOT pruned")}
-    live = there & (keep | pinned)
-    blobs = live_blobs(connection, live, contents)
-    dead = [h for (h,) in connection.execute("SELECT hash FROM blobs") if h not in blobs]
+    live = there if keep is None else there & (keep | pinned)
+    try:
+        blobs = live_blobs(connection, live, contents)
+        dead = [h for (h,) in connection.execute("SELECT hash FROM blobs") if h not in blobs]
+    except (SnapshotDamaged, SnapshotMissing):
+        # What cannot be read may name any of them: all stay, until the damaged snapshot is deleted.
+        dead = []
     return _Plan(live, needed_rows(connection, live), dead)
 
 

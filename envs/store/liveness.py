@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from midstream.envs.store.chunks import CHUNK_BYTES
+from midstream.envs.store.chunks import CHUNK_BYTES, chunk_hashes
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.index import Row, read_row
 from midstream.envs.store.records import Entry, Updates
@@ -34,12 +34,12 @@ def live_files(connection: sqlite3.Connection, live: set[str]) -> set[File]:
 
 
 def live_blobs(connection: sqlite3.Connection, live: set[str], contents: Contents) -> set[bytes]:
-    """The hashes of all blobs that these snapshots need."""
+    """The hashes of all blobs that these snapshots need. Raises SnapshotDamaged, SnapshotMissing."""
     files = live_files(connection, live)
     blobs = {content for content, _ in files}
     for content, size in files:
         if size > CHUNK_BYTES:
-            blobs.update(contents.chunk_hashes(content))
+            blobs.update(chunk_hashes(contents.blob(content)))
     return blobs
 
 

@@ -139,7 +139,9 @@ def _entries(sections: list[bytes]) -> Iterable[tuple[bytes, Entry]]:
     if not len(paths) == len(kinds) == len(modes) == len(seconds) == len(rests) == len(sizes):
         raise ValueError("its columns differ in length")
     hashes = [sections[6][at : at + HASH_BYTES] for at in range(0, len(sections[6]), HASH_BYTES)]
-    targets = sections[7].split(b"\0")
+    targets = sections[7].split(b"\0") if "l" in kinds else []
+    if len(hashes) != kinds.count("f") or len(targets) != kinds.count("l"):
+        raise ValueError("its contents are not as many as its files and links")
     contents = {"f": iter(hashes), "l": iter(targets)}
     none = iter(lambda: b"", None)
     times = [second * _NS + rest for second, rest in zip(seconds, rests, strict=True)]

@@ -21,6 +21,7 @@ from midstream.envs.store.index import (
     read_epoch,
     read_row,
 )
+from midstream.envs.store.listing import distrusted
 from midstream.envs.store.looking import Seen
 from midstream.envs.store.records import EMPTY, Tree, Updates, changes, difference, text
 from midstream.envs.store.records import parent as directory_of
@@ -155,7 +156,9 @@ class Recorder:
                 raise SnapshotMissing(
                     f"the content of {text(path)!r} was collected from {self._store}: pin the parent of a layer"
                 )
-            baseline.listings.pop(directory_of(path), None)
+            directory = directory_of(path)
+            if directory in baseline.listings:
+                baseline.listings[directory] = distrusted(baseline.listings[directory])
         baseline.epoch = epoch
 
     def _lost(self, tree: Tree) -> list[bytes]:

@@ -210,11 +210,19 @@ class SnapshotStore:
                 found.setdefault(owner, set()).add(snapshot_id)
         return {owner: frozenset(snapshots) for owner, snapshots in found.items()}
 
-    def delete(self, snapshot: Snapshot) -> None:
-        """Forgets one snapshot, pinned or not; its contents go with the next collection."""
+    def delete(self, snapshots: Named, owner: str = "") -> None:
+        """Takes the owner's pins off and forgets the snapshots, but for those that another owner has pinned.
+
+        Their contents go with the next `sweep` or collection.
+        """
+        rows = [(snapshot_id,) for snapshot_id in ids(snapshots)]
         with self._index.writing() as connection:
-            connection.execute("UPDATE snapshots SET pruned = 1 WHERE id = ?", (snapshot.id,))
-            connection.execute("DELETE FROM pins WHERE snapshot = ?", (snapshot.id,))
+            connection.executemany(
+                "DELETE FROM pins WHERE snapshot = ? AND owner = ?", [(*row, owner) for row in rows]
+            )
+            connection.executemany(
+                "UPDATE snapshots SET pruned = 1 WHERE id = ? AND id NOT IN (SELECT snapshot FROM pins)", rows
+            )
 
     def collect(self, keep: Named = ()) -> Collected:
         """Drops the snapshots that are neither pinned nor named, and what only they needed; others may write.
@@ -222,6 +230,10 @@ class SnapshotStore:
         Raises SnapshotError.
         """
         return collect(self.path, self._index, keep)
+
+    def sweep(self) -> Collected:
+        """Frees what deleted snapshots alone needed; others may write. Raises SnapshotError."""
+        return collect(self.path, self._index, None)
 
     def verify(self) -> list[Damage]:
         """Reads the whole store; what is not as it was put, by pack, content and snapshot. Raises SnapshotError."""

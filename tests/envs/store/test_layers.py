@@ -1,6 +1,6 @@
 """Overlay layers: an upper directory is the changes of its tree, and the changes of a tree are a layer."""
 
-# ruff: noqa: PTH
+# ruff: noqa: PTH208
 
 import os
 import stat
