@@ -37,7 +37,7 @@ class Write:
 
 
 def chain(snapshots: Mapping[str, Snapshot], last: str) -> list[Snapshot]:
-    """The snapshots from the task's start to `last`, by their parents.
+    """The snapshots from the task's start, to which no turn led, to `last`, by their parents.
 
     Raises LineageError where one of them is not in `snapshots`, or where parents lead in a circle.
     """
@@ -48,8 +48,8 @@ def chain(snapshots: Mapping[str, Snapshot], last: str) -> list[Snapshot]:
             raise LineageError(f"snapshot {wanted} is among its own ancestors")
         if wanted not in snapshots:
             raise LineageError(f"snapshot {wanted} is not recorded, so who made {last} is unknown")
-        found[wanted] = snapshots[wanted]
-        wanted = snapshots[wanted].parent
+        snapshot = found[wanted] = snapshots[wanted]
+        wanted = None if snapshot.turn is None else snapshot.parent
     return list(reversed(found.values()))
 
 

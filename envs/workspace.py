@@ -1,91 +1,39 @@
 """A workspace: a directory of files in a sandbox, worked on by shell commands, scored by a check command."""
 
 import asyncio
-import os
-import secrets
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from midstream.conf.schema import LayerConfig
-from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotError
+from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch
+from midstream.envs.pool.leases import Lease
+from midstream.envs.pool.pool import Pool
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
-from midstream.envs.sandboxes.directories import give_tree, sandbox_root, write_files
+from midstream.envs.retention import Retention
+from midstream.envs.sandboxes.choose import choose_backend
+from midstream.envs.sandboxes.directories import sandbox_root
 from midstream.envs.sandboxes.isolation import choose_isolation
-from midstream.envs.sandboxes.processes import stopped
-from midstream.envs.sandboxes.protocol import ExecResult, SandboxSpec
-from midstream.envs.sandboxes.session import ShellSession
-from midstream.envs.store.restore import remove_tree
-from midstream.envs.store.store import Baseline, SnapshotStore
+from midstream.envs.sandboxes.protocol import ExecResult, Sandbox, SandboxSpec
+from midstream.envs.settings import pool_settings, process_limits, snapshot_path, tree_limits
+from midstream.envs.store.store import SnapshotStore
 from midstream.envs.tasks import check_metadata
-
-# Files are read and written by threads: four halve the time of one, more gain nothing.
-FILE_THREADS = 4
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass
 class Counters:
-    """What a factory's environments did so far; `live` is how many are open now."""
+    """What a factory's environments did so far.
+
+    `restores_checked` counts states that were compared with their snapshot before a rollout went on in them,
+    `restores_bad` those that differed; `faults` counts episodes that the agent itself made impossible.
+    """
 
     starts: int = 0
     resumes: int = 0
     restores_checked: int = 0
     restores_bad: int = 0
     failures: int = 0
-    live: int = 0
-
-
-class WorkspaceFactory:
-    """Starts and resumes workspaces, each in a sandbox of its own; named by `environment.factory`."""
-
-    def __init__(self, config: LayerConfig) -> None:
-        """Checks that the isolation works. Raises IsolationUnavailable, ValueError or SnapshotError."""
-        self.settings = config.environment
-        self.isolation = choose_isolation(self.settings.isolation)
-        self.counters = Counters()
-        self.files = ThreadPoolExecutor(FILE_THREADS, "midstream-files")
-        self._root = sandbox_root(self, self.settings.sandbox_root)
-        path = config.snapshots.path
-        if path is None:
-            path = (
-                Path(config.run_dir) / "snapshots" if config.run_dir is not None else self._root / "snapshots"
-            )
-        self.store = SnapshotStore(path)
-
-    async def start(self, task: Task) -> "WorkspaceEnvironment":
-        """A workspace with the task's files, its `pre_commands` run."""
-        async with self._opened() as environment:
-            await environment.reset(task)
-            self.counters.starts += 1
-        return environment
-
-    async def resume(self, task: Task, snapshot: Snapshot) -> "WorkspaceEnvironment":
-        """A new workspace in the state of the snapshot, read back and compared with it.
-
-        Raises RestoreMismatch where that differs, SnapshotMissing where the store lacks it.
-        """
-        async with self._opened() as environment:
-            await environment.restore(task, snapshot)
-            self.counters.resumes += 1
-        return environment
-
-    @asynccontextmanager
-    async def _opened(self) -> "AsyncIterator[WorkspaceEnvironment]":
-        """An environment that stays open unless the block fails or is cancelled."""
-        environment = WorkspaceEnvironment(self, self._root / f"{os.getpid()}-{secrets.token_hex(6)}")
-        self.counters.live += 1
-        try:
-            yield environment
-        except BaseException:
-            await environment.close()
-            raise
+    faults: int = 0
 
 
 class WorkspaceEnvironment:
@@ -95,41 +43,30 @@ class WorkspaceEnvironment:
     and resume from the last snapshot.
     """
 
-    def __init__(self, factory: WorkspaceFactory, directory: Path) -> None:
+    def __init__(
+        self, factory: "WorkspaceFactory", task: Task, lease: Lease, snapshot: Snapshot | None
+    ) -> None:
+        """`snapshot` is the state that the sandbox is in, None for the task's beginning."""
         self._factory = factory
         self._settings = factory.settings
-        self._directory = directory
-        self._sandbox: ShellSession | None = None
-        self._task: Task | None = None
-        self._baseline = Baseline()
-        self._snapshot: Snapshot | None = None
-        self._steps = 0
-        self._usable = True
-        self._file_work: asyncio.Future[Any] | None = None
+        self._task = task
+        self._lease: Lease | None = lease
+        # The snapshot of the present state, None where it has none.
+        self._at: Snapshot | None = snapshot
+        self._is_fresh = snapshot is None
         self._closing: asyncio.Task[None] | None = None
 
     async def reset(self, task: Task) -> Observation:
         """The beginning of the task, made anew unless nothing was done since the last reset to it.
 
-        Raises TasksError for metadata that is not as `load_tasks` checks it, EnvironmentFailure where a file
-        cannot be written or a command of `pre_commands` does not exit 0.
+        Raises what the factory's `start` does.
         """
-        async with self._used():
-            if task != self._task or self._steps > 0:
-                check_metadata(task.metadata)
-                if self._sandbox is not None:
-                    await self._sandbox.close()
-                self._task, self._steps = task, 0
-                self._baseline, self._snapshot = Baseline(), None
-                spec = SandboxSpec(task.metadata.get("files", {}), task.metadata.get("workdir", "."))
-                await self._in_thread(write_files, self._directory, spec, self._factory.isolation.owner)
-                sandbox = self._new_sandbox(task)
-                # With nothing to prepare the shell still starts here, where a failure is a failure to start.
-                for command in task.metadata.get("pre_commands") or [":"]:
-                    result = await sandbox.exec(command, self._settings.eval_timeout_s)
-                    if result.exit_code != 0:
-                        fault = f"exited with {result.exit_code}: {result.output}"
-                        raise EnvironmentFailure(f"the task's pre_command {command!r} {fault}")
+        if task != self._task or not self._is_fresh:
+            async with self._used():
+                await self._factory.pool.release(self._held())
+                self._lease = None
+                self._lease = await self._factory._begun(task)
+            self._task, self._at, self._is_fresh = task, None, True
         return Observation("")
 
     async def step(self, action: str) -> Step:
@@ -141,7 +78,7 @@ class WorkspaceEnvironment:
         done = action.strip() == self._settings.done_command
         command = _run_if_known(action.strip()) if done else action
         async with self._used() as sandbox:
-            self._steps += 1
+            self._at, self._is_fresh = None, False
             result = await sandbox.exec(command, self._settings.step_timeout_s)
         info = {
             "exit_code": result.exit_code,
@@ -155,17 +92,16 @@ class WorkspaceEnvironment:
     async def snapshot(self) -> Snapshot:
         """Files, working directory and exported variables now; the previous snapshot where all are the same.
 
-        Not kept: processes, shell functions and variables that are not exported, /tmp. Background processes
-        are stopped while the files are read. Raises SnapshotError, after which it can be tried again.
+        That of the task's beginning has no parent and lists no changes. Not kept: processes, shell functions and variables that are not exported, /tmp. Background processes
+        are stopped while the files are read. Raises SnapshotError, after which it can be tried again, and
+        WorkspaceLimit where the agent made the workspace too large or unrecordable.
         """
         async with self._used() as sandbox:
-            try:
-                snapshot = await self._in_thread(self._put, sandbox.init_pid, sandbox.state())
-            except SnapshotError:
-                self._usable = True
-                raise
-        self._snapshot = snapshot
-        return snapshot
+            snapshot = await sandbox.snapshot()
+        if self._at is None or self._at.id != snapshot.id:
+            # What the task itself brought is nobody's doing, and how a backend came by it is nobody's business.
+            self._at = replace(snapshot, parent=None, changes=()) if self._is_fresh else snapshot
+        return self._at
 
     async def score(self) -> float:
         """1.0 if `eval_cmd` exits 0 in a fresh shell with a clean environment, else 0.0, a timeout too.
@@ -173,88 +109,162 @@ class WorkspaceEnvironment:
         What the agent left running is ended first.
         """
         async with self._used() as sandbox:
-            assert self._task is not None
+            self._at, self._is_fresh = None, False
             eval_cmd = self._task.metadata["eval_cmd"]
             result = await sandbox.exec_fresh(eval_cmd, self._settings.eval_timeout_s)
         return float(result.exit_code == 0)
 
+    async def rest(self) -> None:
+        """Ends this environment for a rollout that will go on from its last snapshot.
+
+        The snapshot is kept whatever happens to this process; the sandbox is parked if it is in that state
+        and there is room, so that the rollout may find it again.
+        """
+        snapshot, lease = self._at, self._lease
+        if snapshot is None or lease is None or self._closing is not None:
+            await self.close()
+            return
+        self._closing = asyncio.create_task(self._rest(lease, snapshot))
+        await asyncio.shield(self._closing)
+
     async def close(self) -> None:
         """Ends every process and removes the directory; at any time, also twice."""
         if self._closing is None:
-            self._usable = False
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def restore(self, task: Task, snapshot: Snapshot) -> None:
-        """Puts a new environment into the state of the snapshot. For the factory's `resume`."""
-        async with self._used():
-            check_metadata(task.metadata)
-            # A step was taken somewhere: a reset must not take this for the task's beginning.
-            self._task, self._steps, self._snapshot = task, 1, snapshot
-            store, counters = self._factory.store, self._factory.counters
-            digest = await self._in_thread(store.restore, snapshot, self._directory, baseline=self._baseline)
-            counters.restores_checked += 1
-            if digest != snapshot.digest:
-                counters.restores_bad += 1
-                raise RestoreMismatch(
-                    f"snapshot {snapshot.id} has digest {snapshot.digest}, what was restored has {digest}"
-                )
-            if self._factory.isolation.owner is not None:
-                await self._in_thread(give_tree, self._directory, self._factory.isolation.owner)
-            sandbox = self._new_sandbox(task)
-            sandbox.set_state(self._baseline.state)
-            await sandbox.exec(":", self._settings.eval_timeout_s)
-
-    def _new_sandbox(self, task: Task) -> ShellSession:
-        self._sandbox = ShellSession(
-            self._directory,
-            self._factory.isolation,
-            workdir=task.metadata.get("workdir", "."),
-            max_output_bytes=self._settings.max_output_bytes,
-        )
-        return self._sandbox
-
-    def _put(self, init_pid: int | None, state: dict[str, str]) -> Snapshot:
-        with stopped(init_pid) if init_pid is not None else nullcontext():
-            return self._factory.store.put(
-                self._directory, self._snapshot, baseline=self._baseline, state=state
-            )
-
-    @asynccontextmanager
-    async def _used(self) -> "AsyncIterator[ShellSession]":
-        """Holds the environment for one operation; whatever ends that early leaves it unusable."""
-        if not self._usable:
-            raise EnvironmentFailure(
-                "this environment is closed, in use, or failed or was cancelled in a step: close it and "
-                "resume from its last snapshot"
-            )
-        self._usable = False
+    async def _rest(self, lease: Lease, snapshot: Snapshot) -> None:
         try:
-            yield cast(ShellSession, self._sandbox)
-        except EnvironmentFailure:
-            self._factory.counters.failures += self._closing is None
-            raise
-        self._usable = self._closing is None
-
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._factory.files, partial(work, *args, **kwargs))
-        # A cancelled caller does not stop the thread; `close` waits for it.
-        self._file_work = future
-        return await asyncio.shield(future)
+            await self._factory.retention.keep(snapshot)
+        finally:
+            await self._factory.pool.park(lease, snapshot)
 
     async def _close(self) -> None:
-        try:
-            if self._sandbox is not None:
-                await self._sandbox.close()
-        finally:
-            if self._file_work is not None:
-                await asyncio.wait([self._file_work])
-            self._factory.counters.live -= 1
+        if self._lease is not None:
+            await self._factory.pool.release(self._lease)
+
+    def _held(self) -> Lease:
+        if self._closing is not None or self._lease is None:
+            raise EnvironmentFailure("this environment is closed: resume from its last snapshot")
+        return self._lease
+
+    @asynccontextmanager
+    async def _used(self) -> AsyncIterator[Sandbox]:
+        """The sandbox, for one operation that counts as a sign of life."""
+        async with self._factory._counted():
+            lease = self._held()
+            self._factory.pool.heartbeat(lease)
+            yield lease.sandbox
+
+
+class WorkspaceFactory:
+    """Starts and resumes workspaces, each in a sandbox of its own; named by `environment.factory`.
+
+    A factory of your own may name another `environment_class`, which it makes as this one is made.
+    """
+
+    environment_class = WorkspaceEnvironment
+
+    def __init__(self, config: LayerConfig) -> None:
+        """Checks that the isolation and the backend work.
+
+        Raises IsolationUnavailable, SandboxFailure, ValueError or SnapshotError.
+        """
+        self.settings = config.environment
+        self.counters = Counters()
+        isolation = choose_isolation(
+            self.settings.isolation, process_limits(self.settings.limits), self.settings.network
+        )
+        root = sandbox_root(self, self.settings.sandbox_root)
+        store = SnapshotStore(
+            snapshot_path(config) or root / "snapshots",
+            tree_limits(self.settings.limits),
+            fsync=config.snapshots.fsync,
+        )
+        self.backend = choose_backend(
+            self.settings.backend, root, store, isolation, setup_timeout_s=self.settings.step_timeout_s
+        )
+        self.pool = Pool(self.backend, pool_settings(self.settings.pool, root))
+        self.retention = Retention(store, keeps_all=config.snapshots.keep == "all")
+
+    async def start(self, task: Task) -> WorkspaceEnvironment:
+        """A workspace with the task's files, its `pre_commands` run.
+
+        Raises TasksError for metadata that is not as `load_tasks` checks it, EnvironmentFailure where no
+        sandbox is to be had or a command of `pre_commands` does not exit 0.
+        """
+        async with self._counted():
+            lease = await self._begun(task)
+        self.counters.starts += 1
+        return self.environment_class(self, task, lease, None)
+
+    async def resume(self, task: Task, snapshot: Snapshot) -> WorkspaceEnvironment:
+        """A workspace in the state of the snapshot, compared with it: a parked one, or a new one.
+
+        Raises RestoreMismatch where that differs, SnapshotMissing where the store lacks it.
+        """
+        check_metadata(task.metadata)
+        async with self._counted():
             try:
-                await self._in_thread(remove_tree, self._directory)
-            except OSError as error:
-                raise EnvironmentFailure(str(error)) from error
+                lease = await self.pool.resume(_spec(task, self.settings.max_output_bytes), snapshot)
+            except RestoreMismatch:
+                self.counters.restores_checked += 1
+                self.counters.restores_bad += 1
+                raise
+        self.counters.restores_checked += 1
+        self.counters.resumes += 1
+        return self.environment_class(self, task, lease, snapshot)
+
+    async def forget(self, snapshots: Sequence[Snapshot]) -> None:
+        """Nobody will resume from these: what is parked under them ends, and the store may drop them."""
+        for snapshot in snapshots:
+            await self.pool.discard(snapshot)
+        await self.retention.forget(snapshots)
+
+    def metrics(self) -> dict[str, float]:
+        """`sandbox/*` of the pool and `env/*` of the environments, since the start; zeros included."""
+        pool = {f"sandbox/{name}": value for name, value in self.pool.metrics().items()}
+        return pool | {f"env/{name}": float(value) for name, value in vars(self.counters).items()}
+
+    async def close(self) -> None:
+        """Ends every sandbox and gives all back; the snapshots stay."""
+        await self.pool.close()
+        await self.backend.close()
+        await self.retention.close()
+
+    async def _begun(self, task: Task) -> Lease:
+        check_metadata(task.metadata)
+        lease = await self.pool.lease(_spec(task, self.settings.max_output_bytes))
+        try:
+            for command in task.metadata.get("pre_commands", ()):
+                result = await lease.sandbox.exec(command, self.settings.eval_timeout_s)
+                if result.exit_code != 0:
+                    fault = f"exited with {result.exit_code}: {result.output}"
+                    raise EnvironmentFailure(f"the task's pre_command {command!r} {fault}")
+        except BaseException:
+            await self.pool.release(lease)
+            raise
+        return lease
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except AgentFault:
+            self.counters.faults += 1
+            raise
+        except EnvironmentFailure:
+            self.counters.failures += 1
+            raise
+
+
+def _spec(task: Task, max_output_bytes: int) -> SandboxSpec:
+    return SandboxSpec(
+        files=task.metadata.get("files", {}),
+        workdir=task.metadata.get("workdir", "."),
+        base=task.key,
+        max_output_bytes=max_output_bytes,
+    )
 
 
 def _run_if_known(name: str) -> str:

@@ -18,8 +18,10 @@ class LimitsConfig(Section):
     workspace_depth: Count = 512
     """Folders within folders."""
     processes: Count = 512
-    memory_bytes: Count = 4 << 30
-    """Of each process, and of the whole sandbox where a control group can be made."""
+    process_memory_bytes: Count = 4 << 30
+    """Of the private memory that one process may write to."""
+    memory_bytes: Count = 8 << 30
+    """Of the sandbox as a whole, with /tmp; held where this user may make control groups."""
     file_bytes: Count = 1 << 30
     """Of one file that a command writes."""
     open_files: Count = 1024
@@ -31,10 +33,11 @@ class LimitsConfig(Section):
 class PoolConfig(Section):
     """How many sandboxes there are, how fast they are made, and what happens when that fails."""
 
-    max_sandboxes: Count = 1024
-    """Alive at once, over all processes that share `shared_path`; more wait for their turn."""
-    creations_per_s: float = Field(default=200.0, gt=0)
-    """Over all processes that share `shared_path`."""
+    max_sandboxes: Count | None = None
+    """Alive at once, over all processes that share `shared_path`; more wait for their turn. None: as many as
+    this host's memory and descriptors allow."""
+    creations_per_s: float | None = Field(default=None, gt=0)
+    """Over all processes that share `shared_path`. None: no bound."""
     creations_in_flight: Count = 64
     """Of one process."""
     warm: int = Field(default=0, ge=0)

@@ -13,7 +13,6 @@ from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.beneath import read_beneath, write_beneath
 from midstream.envs.sandboxes.files import Files
 from midstream.envs.sandboxes.isolation import Isolation
-from midstream.envs.sandboxes.processes import running, stopped
 from midstream.envs.sandboxes.protocol import ExecResult, SandboxSpec
 from midstream.envs.sandboxes.session import ShellSession
 
@@ -89,9 +88,7 @@ class LocalSandbox:
 
     async def snapshot(self) -> Snapshot:
         with self._used(may_fail=SnapshotError):
-            snapshot, moved = await self._blocking(
-                self._record, self._session.init_pid, self._session.state()
-            )
+            snapshot, moved = await self._blocking(self._record, self._session.state())
             if moved:
                 await self._session.reenter()
         return snapshot
@@ -132,11 +129,9 @@ class LocalSandbox:
             finally:
                 self._gone()
 
-    def _record(self, init_pid: int | None, state: dict[str, str]) -> tuple[Snapshot, bool]:
-        if init_pid is None:
-            return self._files.snapshot(state, running(None))
-        with stopped(init_pid):
-            return self._files.snapshot(state, running(init_pid))
+    def _record(self, state: dict[str, str]) -> tuple[Snapshot, bool]:
+        with self._session.stopped() as running:
+            return self._files.snapshot(state, running)
 
     def _within(self, work: Callable[..., T], *args: Any) -> T:
         root = self._files.open(self._session.init_pid)

@@ -66,4 +66,4 @@ def test_a_broken_chain_is_named():
     with pytest.raises(LineageError, match="s1 is not recorded"):
         chain({"s0": START, "s2": turn(2, 1)}, "s2")
     with pytest.raises(LineageError, match="its own ancestors"):
-        chain({"x": Snapshot("x", "d", "y"), "y": Snapshot("y", "d", "x")}, "x")
+        chain({"x": Snapshot("x", "d", "y", turn=1), "y": Snapshot("y", "d", "x", turn=0)}, "x")

@@ -1,14 +1,21 @@
 """A workspace as the layers above use it: start, step, snapshot, resume, score, close."""
 
 import asyncio
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 
 from midstream.conf.schema import LayerConfig
-from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotMissing
-from midstream.envs.protocol import Change, Snapshot, Task, load_factory
+from midstream.envs.errors import (
+    EnvironmentFailure,
+    RestoreMismatch,
+    SnapshotDamaged,
+    SnapshotMissing,
+    WorkspaceLimit,
+)
+from midstream.envs.protocol import Snapshot, Task, load_factory
 from midstream.envs.tasks import TasksError
 from midstream.envs.workspace import WorkspaceFactory
 from tests.envs.started import started_here
@@ -42,15 +49,27 @@ def factory(config, isolation, loop):
     factory = load_factory(config(isolation=isolation.name, step_timeout_s=0.5))
     assert isinstance(factory, WorkspaceFactory)
     yield factory
-    assert factory.counters.live == 0
-    assert list(Path(factory.settings.sandbox_root).iterdir()) == []
+    assert factory.metrics()["sandbox/in_use"] == 0
+    loop.run(factory.close())
+    assert left_in(factory) == []
     assert started_here() == []
 
 
 @pytest.fixture
-def plain(config):
+def plain(config, loop):
     """A factory without isolation, for what does not depend on it."""
-    return load_factory(config())
+    factory = load_factory(config())
+    yield factory
+    loop.run(factory.close())
+
+
+def left_in(factory) -> list[Path]:
+    """What lies in the folder of all sandboxes, but for empty places of claims and layers."""
+    return [path for path in Path(factory.settings.sandbox_root).rglob("*") if not path.is_dir()] + [
+        path
+        for path in Path(factory.settings.sandbox_root).iterdir()
+        if not path.name.startswith((".claims", "layers"))
+    ]
 
 
 def test_an_episode_from_start_to_score(factory, loop):
@@ -76,12 +95,14 @@ def test_a_fork_goes_on_from_the_snapshot_and_not_from_each_other(factory, loop)
     async def episode() -> None:
         environment = await factory.start(TASK)
         first = await environment.snapshot()
-        assert first.parent is None
-        assert {change.path for change in first.changes} >= {"work", "work/f1", "work/log", "notes/n"}
+        assert (first.parent, first.changes) == (None, ())
         await environment.step("export MODE=fast; cd ../notes; echo more >> n; ln -s /etc here")
         second = await environment.snapshot()
         assert second.parent == first.id
-        assert second.changes == (Change("notes/here", "created", 0), Change("notes/n", "modified", 6))
+        assert [(change.path, change.kind, change.bytes) for change in second.changes] == [
+            ("notes/here", "created", 0),
+            ("notes/n", "modified", 6),
+        ]
         assert await environment.snapshot() is second
         forks = await asyncio.gather(*(factory.resume(TASK, second) for _ in range(3)))
         for number, fork in enumerate(forks):
@@ -146,7 +167,7 @@ def test_a_cancelled_step_leaves_an_environment_that_can_only_be_closed(factory,
         with pytest.raises(asyncio.CancelledError):
             await step
         for use in (environment.step("true"), environment.snapshot(), environment.score()):
-            with pytest.raises(EnvironmentFailure, match="close it and resume from its last snapshot"):
+            with pytest.raises(EnvironmentFailure, match="go on from its last snapshot"):
                 await use
         await environment.close()
         resumed = await factory.resume(TASK, before)
@@ -192,31 +213,41 @@ def test_background_processes_do_not_tear_a_snapshot(config, bubblewrap, loop):
         assert int((await environment.step("wc -l < log")).observation) > int(before)
         await environment.close()
 
+        await factory.close()
+
     loop.run(episode())
     assert factory.counters.restores_bad == 0
 
 
-def test_a_damaged_content_is_a_mismatch_and_is_counted(plain, loop):
+def test_a_damaged_content_is_named_and_not_restored(plain, loop):
     async def episode() -> None:
         environment = await plain.start(TASK)
         snapshot = await environment.snapshot()
         await environment.close()
-        for content in (plain.store.path / "objects").glob("*/*"):
-            if content.read_bytes() == b"bad\n":
-                content.write_bytes(b"BAD\n")
-        with pytest.raises(RestoreMismatch, match=f"snapshot {snapshot.id} has digest {snapshot.digest}"):
+        (pack,) = (plain.retention.store.path / "packs").iterdir()
+        content = bytearray(pack.read_bytes())
+        content[len(content) // 2] ^= 1
+        pack.write_bytes(content)
+        with pytest.raises(SnapshotDamaged, match=pack.name):
             await plain.resume(TASK, snapshot)
         with pytest.raises(SnapshotMissing):
             await plain.resume(TASK, Snapshot("none", "none"))
 
     loop.run(episode())
+    assert (plain.counters.failures, plain.metrics()["sandbox/in_use"]) == (2, 0)
+
+
+def test_a_state_that_is_not_that_of_its_snapshot_is_refused_and_counted(plain, loop):
+    async def episode() -> None:
+        environment = await plain.start(TASK)
+        snapshot = await environment.snapshot()
+        await environment.close()
+        with pytest.raises(RestoreMismatch, match=f"snapshot {snapshot.id} has digest"):
+            await plain.resume(TASK, dataclasses.replace(snapshot, digest="0" * 64))
+
+    loop.run(episode())
     counters = plain.counters
-    assert (counters.restores_checked, counters.restores_bad, counters.failures, counters.live) == (
-        1,
-        1,
-        2,
-        0,
-    )
+    assert (counters.restores_checked, counters.restores_bad, counters.failures) == (1, 1, 1)
 
 
 def test_a_task_that_cannot_be_set_up_is_named_and_leaves_nothing(plain, loop):
@@ -225,8 +256,74 @@ def test_a_task_that_cannot_be_set_up_is_named_and_leaves_nothing(plain, loop):
         loop.run(plain.start(broken))
     with pytest.raises(TasksError, match="leaves the sandbox"):
         loop.run(plain.start(Task("p", None, {"files": {"../x": ""}, "eval_cmd": "true"})))
-    assert list(Path(plain.settings.sandbox_root).iterdir()) == []
-    assert plain.counters.live == 0
+    assert plain.metrics()["sandbox/slots"] == 0
+
+
+def test_a_rollout_that_rests_finds_its_environment_again_with_what_ran_in_it(factory, loop):
+    async def episode() -> None:
+        environment = await factory.start(TASK)
+        await environment.step("counter=7; cd ../notes; echo more >> n")
+        snapshot = await environment.snapshot()
+        await environment.rest()
+        with pytest.raises(EnvironmentFailure, match="is closed"):
+            await environment.step("true")
+        again = await factory.resume(TASK, snapshot)
+        # A variable that was not exported shows that it is the same shell.
+        assert (await again.step("echo $counter ${PWD##*/}; cat n")).observation == "7 notes\nnmore"
+        await again.close()
+        cold = await factory.resume(TASK, snapshot)
+        assert (await cold.step("echo ${counter-none} ${PWD##*/}; cat n")).observation == "none notes\nnmore"
+        await cold.close()
+
+    loop.run(episode())
+    assert factory.metrics()["sandbox/hot_hits"] == 1
+
+
+def test_an_environment_that_went_on_after_its_snapshot_is_not_found_again(factory, loop):
+    async def episode() -> None:
+        environment = await factory.start(TASK)
+        snapshot = await environment.snapshot()
+        await environment.step("echo later > f1")
+        await environment.rest()
+        again = await factory.resume(TASK, snapshot)
+        assert (await again.step("peek f1")).observation == "bad"
+        await again.close()
+
+    loop.run(episode())
+    assert factory.metrics()["sandbox/hot_hits"] == 0
+
+
+def test_what_nobody_will_resume_is_forgotten(factory, loop):
+    async def episode() -> None:
+        environment = await factory.start(TASK)
+        await environment.step("echo ok > f1")
+        snapshot = await environment.snapshot()
+        await environment.rest()
+        assert snapshot.id in factory.retention.store.pins()["resting"]
+        await factory.forget([snapshot])
+        assert factory.metrics()["sandbox/in_use"] == factory.metrics()["sandbox/hot"] == 0
+        with pytest.raises(SnapshotMissing):
+            await factory.resume(TASK, snapshot)
+
+    loop.run(episode())
+
+
+@pytest.mark.parametrize("make", ["seq 300 | xargs touch", "mkdir -p $(seq -s / 40)"])
+def test_a_workspace_beyond_its_limits_is_the_agents_fault(config, isolation, loop, make):
+    limits = {"workspace_entries": 200, "workspace_depth": 32}
+    factory = load_factory(config(isolation=isolation.name, limits=limits))
+
+    async def episode() -> None:
+        environment = await factory.start(TASK)
+        await environment.step(make)
+        with pytest.raises(WorkspaceLimit):
+            await environment.snapshot()
+        await environment.close()
+        await factory.close()
+
+    loop.run(episode())
+    assert (factory.counters.faults, factory.counters.failures) == (1, 0)
+    assert left_in(factory) == []
 
 
 def test_reset_goes_back_to_the_beginning(plain, loop):
@@ -250,6 +347,7 @@ def test_done_ends_the_episode_where_the_shell_does_not_know_it(config, loop):
         step = await environment.step("submit")
         assert (step.observation, step.done, step.info["exit_code"]) == ("", True, 0)
         await environment.close()
+        await factory.close()
 
     loop.run(episode())
 
@@ -271,15 +369,17 @@ def test_two_hundred_workspaces_step_and_snapshot_side_by_side(config, bubblewra
         return await asyncio.gather(*map(rollout, range(200)))
 
     assert loop.run(all_rollouts()) == [f"{number}.2" for number in range(200)]
-    assert (factory.counters.live, factory.counters.failures) == (0, 0)
+    assert (factory.metrics()["sandbox/in_use"], factory.counters.failures) == (0, 0)
+    loop.run(factory.close())
 
 
 def test_the_own_directory_of_a_factory_goes_with_it(config, loop):
     factory = load_factory(config(sandbox_root=None))
-    root = factory._root
+    root = factory.backend.root
     environment = loop.run(factory.start(TASK))
     assert root.is_dir()
     loop.run(environment.close())
+    loop.run(factory.close())
     del factory, environment
     deadline = time.monotonic() + 5
     while root.exists() and time.monotonic() < deadline:
