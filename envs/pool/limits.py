@@ -183,6 +183,11 @@ class Limits:
             self._wait(-1)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes take of the same slots."""
+        return self._shared is not None
+
+    @property
     def waiting(self) -> int:
         """Coroutines of this process that want a slot and have none."""
         return self._waiting

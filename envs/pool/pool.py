@@ -66,7 +66,9 @@ class Pool:
         self._spares = Spares(
             backend, self._creations, self._endings, self._limits, self.settings, self._counters
         )
-        self._forks = Forks(backend, self._creations, self._endings, self._limits, self._relieve)
+        self._forks = Forks(
+            backend, self._creations, self._endings, self._limits, self._counters, self._relieve
+        )
         self._acquiring: set[asyncio.Timeout] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tending: Tending | None = None
@@ -135,6 +137,7 @@ class Pool:
         """Ends the lease and its sandbox; fine where it is over. A cancelled caller does not stop it."""
         if self._leases.close(lease):
             await self._endings.destroy(lease.live)
+            self._spares.slot_came_free()
 
     def heartbeat(self, lease: Lease) -> bool:
         """Moves the lease's deadline to `lease_s` from now; False where it is over, and its sandbox gone."""

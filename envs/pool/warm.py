@@ -76,6 +76,11 @@ class Spares:
             self._drop(self._bases.pop(next(iter(self._bases))))
         self.short.set()
 
+    def slot_came_free(self) -> None:
+        """Time to make up for what is short."""
+        if any(len(base.spares) < self._settings.warm for base in self._bases.values()):
+            self.short.set()
+
     async def take(self, spec: SandboxSpec) -> Live | None:
         """A spare that answers, if there is one of exactly this kind."""
         self.want(spec)
