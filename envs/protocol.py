@@ -128,6 +128,15 @@ class Environment(Protocol):
 
 
 class EnvironmentFactory(Protocol):
+    """Starts environments. What else a factory or an environment has of these is used:
+
+    - `async environment.rest()`, in place of `close`, where the host cut the rollout off and it will be
+      resumed from the last snapshot: the environment may be kept until then.
+    - `async factory.forget(snapshots)`: nobody will resume from these.
+    - `factory.metrics() -> dict[str, float]`: logged with each step, by these names.
+    - `async factory.close()`: the job ends.
+    """
+
     async def start(self, task: Task) -> Environment:
         """An environment at the task's beginning, ready to step."""
         ...

@@ -94,9 +94,15 @@ class Run:
             self._progress.note("stopping; Ctrl-C again stops at once")
             raise
         finally:
-            self._runner.run(self._engine.close())
+            self._runner.run(self._close())
             self._runner.close()
             self._events.write("end", wall_s=self._clock(), status=status)
+
+    async def _close(self) -> None:
+        await self._engine.close()
+        close = getattr(self._environments, "close", None)
+        if close is not None:
+            await close()
 
     def _step(self, step: int) -> None:
         before = self._totals()

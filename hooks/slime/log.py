@@ -6,7 +6,7 @@ from typing import Any
 
 from midstream.hooks.credit.lags import token_lags, trajectory_lag
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
-from midstream.hooks.slime.settings import engine_of
+from midstream.hooks.slime.settings import engine_of, environments_of
 
 
 def log_rollout(
@@ -16,13 +16,16 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Add staleness to the metrics that the host is about to log; returns False so that it does.
+    """Add staleness, environments and sandboxes to what the host is about to log; returns False so that it does.
 
-    Lags are counted from the version that the engine served last: the policy that trains on the batch.
+    Counts of environments and sandboxes are since the job's start. Lags are counted from the version that the engine served last: the policy that trains on the batch.
     """
     if extra_metrics is not None:
         version = engine_of(args).version or 0
         extra_metrics.update(staleness_metrics(samples, version))
+        metrics = getattr(environments_of(args), "metrics", None)
+        if metrics is not None:
+            extra_metrics.update(metrics())
     return False
 
 
@@ -42,6 +45,7 @@ def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
         "staleness/token_max": float(max(tokens, default=0)),
         "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
         "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
+        "rollout/agent_faults": float(sum(rollout.fault is not None for rollout in rollouts)),
         "env/failed_rollouts": float(sum(sample.remove_sample for sample in samples_of(samples))),
     }
 

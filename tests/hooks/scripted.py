@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from midstream.envs.errors import EnvironmentFailure, SnapshotMissing
+from midstream.envs.errors import EnvironmentFailure, SnapshotMissing, WorkspaceLimit
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
 
 WORDS = ["<end>", "add", "slow", "done", "break", "obs"] + [str(number) for number in range(30)]
@@ -87,6 +87,7 @@ class NumberEnvironments:
     failing_snapshots: int = 0
     failing_starts: int = 0
     failing_closes: int = 0
+    spoiling: str = ""
     slow_starts_s: float = 0.0
     lost_snapshots: set[str] = field(default_factory=set)
     live: int = 0
@@ -94,6 +95,11 @@ class NumberEnvironments:
     resumed_from: list[str] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
+    resting: list[int] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+
+    async def forget(self, snapshots: list[Snapshot]) -> None:
+        self.forgotten += [snapshot.id for snapshot in snapshots]
 
     async def start(self, task: Task) -> "NumberEnvironment":
         if self.failing_starts:
@@ -132,6 +138,8 @@ class NumberEnvironment:
 
     async def snapshot(self) -> Snapshot:
         await asyncio.sleep(0)
+        if self._owner.spoiling and self.number:
+            raise WorkspaceLimit(self._owner.spoiling)
         if self._owner.failing_snapshots:
             self._owner.failing_snapshots -= 1
             raise EnvironmentFailure("no room for a snapshot")
@@ -140,6 +148,10 @@ class NumberEnvironment:
     async def score(self) -> float:
         self._owner.scored.append(self.number)
         return float(self.number)
+
+    async def rest(self) -> None:
+        self._owner.live -= 1
+        self._owner.resting.append(self.number)
 
     async def close(self) -> None:
         self._owner.live -= 1

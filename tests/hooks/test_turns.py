@@ -380,3 +380,52 @@ def test_an_answer_that_is_no_json_is_asked_for_again() -> None:
     scene = Scene([("done <end>", "stop")])
     scene.engine.raw_answers = ["<html>"]
     assert scene.play().status is Status.COMPLETED
+
+
+def cut_off_in_the_second_action() -> Scene:
+    scene = Scene([("add <end>", "stop"), ("add", "abort"), ("<end>", "stop"), ("done <end>", "stop")])
+    scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 2)
+    return scene
+
+
+def test_an_environment_that_is_cut_off_rests_in_the_recorded_state() -> None:
+    scene = cut_off_in_the_second_action()
+    rollout = scene.play()
+    assert (scene.environments.resting, scene.environments.forgotten) == ([1], [])
+
+    scene.aborted = False
+    scene.engine.on_request = lambda number: None
+    scene.play()
+    assert rollout.status is Status.COMPLETED
+    assert scene.environments.resting == [1]
+    assert sorted(scene.environments.forgotten) == ["0", "1", "2"]
+
+
+def test_what_nobody_will_resume_is_given_up_at_once() -> None:
+    scene = cut_off_in_the_second_action()
+    rollout = scene.play(may_go_on=False)
+    assert rollout.status is Status.ABORTED
+    assert scene.environments.resting == []
+    assert sorted(scene.environments.forgotten) == ["0", "1"]
+
+
+def test_snapshots_are_signed_with_the_version_and_turn_that_led_to_them() -> None:
+    scene = cut_off_in_the_second_action()
+    scene.play()
+    scene.aborted, scene.engine.version = False, 4
+    scene.engine.on_request = lambda number: None
+    rollout = scene.play()
+    signed = {key: (snapshot.version, snapshot.turn) for key, snapshot in rollout.snapshots.items()}
+    # The second action began under version 0 and was finished, and so decided, under version 4.
+    assert signed == {"0": (None, None), "1": (0, 0), "2": (4, 1)}
+
+
+def test_an_agent_that_makes_its_world_unrecordable_gets_nothing() -> None:
+    scene = Scene(
+        [("add <end>", "stop"), ("add <end>", "stop")],
+        environments=NumberEnvironments(spoiling="more than 200 entries"),
+    )
+    rollout = scene.play()
+    assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 0.0)
+    assert rollout.fault == "more than 200 entries"
+    assert (rollout.attempts, scene.environments.executed) == (0, ["add"])
