@@ -92,9 +92,10 @@ class WorkspaceEnvironment:
     async def snapshot(self) -> Snapshot:
         """Files, working directory and exported variables now; the previous snapshot where all are the same.
 
-        That of the task's beginning has no parent and lists no changes. Not kept: processes, shell functions and variables that are not exported, /tmp. Background processes
-        are stopped while the files are read. Raises SnapshotError, after which it can be tried again, and
-        WorkspaceLimit where the agent made the workspace too large or unrecordable.
+        That of the task's beginning has no parent and lists no changes. Not kept: processes, shell functions
+        and variables that are not exported, /tmp. Background processes are stopped while the files are read.
+        Raises SnapshotError, after which it can be tried again, and WorkspaceLimit where the agent made the
+        workspace too large or unrecordable.
         """
         async with self._used() as sandbox:
             snapshot = await sandbox.snapshot()

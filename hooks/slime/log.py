@@ -18,7 +18,8 @@ def log_rollout(
 ) -> bool:
     """Add staleness, environments and sandboxes to what the host is about to log; returns False so that it does.
 
-    Counts of environments and sandboxes are since the job's start. Lags are counted from the version that the engine served last: the policy that trains on the batch.
+    Counts of environments and sandboxes are since the job's start. Lags are counted from the version that
+    the engine served last: the policy that trains on the batch.
     """
     if extra_metrics is not None:
         version = engine_of(args).version or 0
