@@ -385,6 +385,27 @@ def test_forks_beyond_the_number_wait_and_then_fail_one_by_one(
     loop.run(body())
 
 
+def test_forks_that_need_more_than_there_is_together_come_one_after_the_other(
+    loop: asyncio.Runner, new_pool: NewPool
+) -> None:
+    backend = ScriptedBackend()
+    pool = new_pool(backend, max_sandboxes=8)
+
+    async def rollout() -> None:
+        leases = [each for each in await pool.fork(SPEC, SNAPSHOT, 5) if isinstance(each, Lease)]
+        assert len(leases) == 5
+        for lease in leases:
+            await pool.release(lease)
+
+    async def body() -> None:
+        # Had two of them a part each, they would wait for each other for as long as an acquisition may.
+        async with asyncio.timeout(30):
+            await asyncio.gather(*[rollout() for _ in range(12)])
+
+    loop.run(body())
+    assert backend.most_live <= 8 and not backend.live
+
+
 def test_no_other_loop_may_use_it(new_pool: NewPool) -> None:
     backend = ScriptedBackend()
     pool = Pool(backend)
