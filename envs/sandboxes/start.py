@@ -20,8 +20,9 @@ from midstream.envs.sandboxes.tree import ProcessTree
 # A machine that is so busy that a shell needs longer is not one to run commands on.
 START_TIMEOUT_S = 30.0
 MAX_FAULT_BYTES = 4096
-# The shell's numbers of our descriptors start here, out of the way of those that commands pick.
-LOWEST_FD = 100
+# The shell's number of its end of the socket: out of the way of those that commands pick, within the limit on
+# open files, which our own numbers may exceed.
+CONTROL_FD = 100
 
 # Called with the number of a new shell's first process, None without namespaces, before its first command.
 Attach = Callable[[int | None], None]
@@ -29,7 +30,8 @@ Attach = Callable[[int | None], None]
 # One line, so that bash's messages name line 1 of the command. The end of a command is reported when the
 # inner loop comes round again, which it does after a `continue` too; the outer loop catches a `break`.
 _LOOP = (
-    "exec 7>&1 </dev/null >/dev/null 2>&1; {preamble}; builtin umask 022; __n= __s=0; while builtin :; do while "
+    "exec 7>&1 </dev/null >/dev/null 2>&1; {preamble}; exec {fd}<&{inherited} {inherited}<&-; builtin umask 022; "
+    "__n= __s=0; while builtin :; do while "
     '[[ $__n ]] && {{ builtin printf "%s %d\\0%s\\0" "$__n" "$__s" "$PWD"; builtin export -p; '
     'builtin printf "\\0"; }} >&{fd}; __n=; IFS= builtin read -r -d "" -u {fd} __n && '
     'IFS= builtin read -r -d "" -u {fd} __c; do __s=0; builtin eval "$__c" </dev/null >&7 2>&7 7>&- {fd}>&-; '
@@ -102,8 +104,8 @@ def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, st
     info, their_info = os.pipe() if isolation.has_namespaces else (None, None)
     shell_fd = -1
     try:
-        shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
-        loop = _LOOP.format(fd=shell_fd, preamble=isolation.preamble())
+        shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
+        loop = _LOOP.format(inherited=shell_fd, fd=CONTROL_FD, preamble=isolation.preamble())
         shell = ["bash", "--norc", "--noprofile", "-c", loop]
         launch = isolation.launch(directory, shell, their_info)
         process = SandboxProcess(

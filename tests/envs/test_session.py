@@ -3,20 +3,13 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.sandboxes.isolation import IsolationUnavailable, choose_isolation
-from midstream.envs.sandboxes.isolation import choose as isolation_module
 from midstream.envs.sandboxes.output import BoundedOutput
-from midstream.envs.sandboxes.processes import descendants
-from midstream.envs.sandboxes.session import ShellSession
 from tests.envs.started import is_gone, open_file_count, read_command, started_here, wait_until_gone
 
 TIMEOUT_S = 20.0
@@ -239,7 +232,9 @@ def test_cancelled_at_any_moment_of_its_start_it_leaves_nothing(new_sandbox, loo
 
 
 def test_close_ends_all_that_commands_left_running(sh, sandbox, loop):
-    sh("sleep 1000 & setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & disown -a; setsid -f sleep 1000")
+    sh(
+        "sleep 1000 & setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & disown -a; setsid -f sleep 1000; sleep 0.2"
+    )
     before = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     sleeping = [pid for pid in before if "sleep\0001000" in read_command(pid)]
     assert len(sleeping) >= 4
@@ -299,117 +294,3 @@ def test_64_sandboxes_at_once_do_not_mix(new_sandbox, loop):
 
     # The loop goes on serving others while sandboxes start and answer.
     assert loop.run(all_talk()) < 0.5
-
-
-def test_kill_9_of_the_job_leaves_no_process(isolation, tmp_path):
-    script = """
-import asyncio, sys
-from pathlib import Path
-from midstream.envs.sandboxes.session import ShellSession
-from midstream.envs.sandboxes.isolation import choose_isolation
-
-async def main():
-    sandboxes = []
-    for number in range(8):
-        directory = Path(sys.argv[2], str(number)); directory.mkdir()
-        sandboxes.append(ShellSession(directory, choose_isolation(sys.argv[1])))
-    await asyncio.gather(*(sandbox.exec("sleep 1000 & echo", 20) for sandbox in sandboxes))
-    commands = [asyncio.create_task(sandbox.exec("sleep 1000", 1000)) for sandbox in sandboxes[:4]]
-    await asyncio.sleep(0.3)
-    print("ready", flush=True)
-    await asyncio.gather(*commands)
-
-asyncio.run(main())
-"""
-    job = subprocess.Popen(
-        [sys.executable, "-c", script, isolation.name, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert job.stdout is not None
-    with job.stdout:
-        assert job.stdout.readline() == "ready\n"
-        pids = descendants(job.pid)
-        assert sum("sleep\0001000" in read_command(pid) for pid in pids) == 12
-        job.kill()
-        job.wait()
-    assert wait_until_gone(pids) == []
-
-
-def test_bubblewrap_keeps_the_host_out_of_reach(bubblewrap, tmp_path, loop):
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    (tmp_path / "box").mkdir()
-    sandbox = ShellSession(tmp_path / "box", bubblewrap)
-    probes = {
-        f"cat {secret}": "No such file",
-        "echo x > /usr/x": "Read-only file system",
-        "mkdir /new": "Read-only file system",
-        "echo x > /dev/new": "Read-only file system",
-        "cat /proc/sys/kernel/panic > /proc/sys/kernel/panic": "Read-only file system",
-        "echo x > /dev/null && head -c 4 /dev/urandom | wc -c": "4",
-        "echo out > /dev/stdout": "out",
-        "f=$(mktemp) && echo made > $f && cat $f": "made",
-        f"kill -9 {os.getpid()}": "No such process",
-        "mount -t tmpfs x /mnt": "",
-        "exec 3<>/dev/tcp/127.0.0.1/22": "Connection refused",
-        "head -c 100000000 /dev/zero > /tmp/x": "No space left",
-        "env -i /usr/bin/env": "",
-    }
-
-    async def probe() -> None:
-        for command, fault in probes.items():
-            result = await sandbox.exec(command, TIMEOUT_S)
-            assert fault in result.output, (command, result)
-        names = (await sandbox.exec("env | cut -d= -f1 | sort | xargs", TIMEOUT_S)).output.split()
-        assert names == ["HOME", "LANG", "OLDPWD", "PATH", "PWD", "SHLVL", "TERM", "_"]
-        await sandbox.close()
-
-    loop.run(probe())
-
-
-def test_a_fork_bomb_stays_within_its_sandbox(bubblewrap, tmp_path, loop):
-    sandbox = ShellSession(tmp_path, bubblewrap)
-
-    async def explode() -> None:
-        bomb = await sandbox.exec(":(){ :|:& };: ; sleep 1000", 1.0)
-        assert bomb.timed_out
-        assert (await sandbox.exec("echo calm", TIMEOUT_S)).output == "calm\n"
-        await sandbox.close()
-
-    loop.run(explode())
-    assert not started_here()
-
-
-def test_isolation_is_never_given_up_silently(monkeypatch):
-    monkeypatch.setattr(isolation_module, "bubblewrap_fault", lambda: "no user namespaces")
-    for name in ("auto", "bubblewrap"):
-        with pytest.raises(
-            IsolationUnavailable, match=r"no user namespaces.* set environment\.isolation=none"
-        ):
-            choose_isolation(name)
-    assert choose_isolation("none").name == "none"
-    with pytest.raises(ValueError, match=r"environment\.isolation='docker': choose"):
-        choose_isolation("docker")
-
-
-def test_threads_that_end_hide_no_child_of_their_process():
-    """Threads come and go while the children of their process are listed, again and again."""
-    child = subprocess.Popen(["sleep", "1000"])
-    listed = threading.Event()
-
-    def come_and_go():
-        while not listed.is_set():
-            threading.Thread(target=time.sleep, args=(0.0005,)).start()
-
-    spawning = [threading.Thread(target=come_and_go) for _ in range(2)]
-    for thread in spawning:
-        thread.start()
-    try:
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            assert child.pid in descendants(os.getpid())
-    finally:
-        listed.set()
-        for thread in spawning:
-            thread.join()
-        child.kill()
-        child.wait()

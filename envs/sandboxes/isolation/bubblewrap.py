@@ -61,6 +61,9 @@ class Bubblewrap:
             *((self.program,) if user is None else user.argv),
             *("--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox"),
             *(("--share-net",) if self.network else ()),
+            # Whoever may make user namespaces has root's share of the kernel within reach, and more file systems
+            # in memory than the limits know of.
+            *(("--disable-userns",) if _can_disable_user_namespaces(self.program) else ()),
             *("--uid", SANDBOX_UID, "--gid", SANDBOX_UID, "--cap-drop", "ALL"),
             *("--unsetenv", MARK, "--unsetenv", "LD_LIBRARY_PATH"),
             *_base_mounts(self.network),
@@ -148,6 +151,15 @@ def bubblewrap_fault() -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if probe.returncode == 0 else probe.stderr.strip() or f"exit code {probe.returncode}"
+
+
+@functools.lru_cache(maxsize=1)
+def _can_disable_user_namespaces(program: str) -> bool:
+    """Bubblewrap 0.8."""
+    said = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+    )
+    return "--disable-userns" in said.stdout
 
 
 _can_mount = functools.lru_cache(maxsize=1)(can_mount)

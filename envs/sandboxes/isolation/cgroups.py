@@ -161,11 +161,9 @@ def _try(root: CgroupRoot) -> None:
     """Makes a group, moves a process into it and removes both. Raises OSError where that is not allowed."""
     group = root.new(ProcessLimits())
     try:
-        with subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL) as probe:
-            try:
-                group.add(probe.pid)
-            finally:
-                probe.kill()
+        # It ends with its input, which closes with this block and with this process.
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as probe:
+            group.add(probe.pid)
     finally:
         group.remove()
 

@@ -5,6 +5,8 @@ import os
 from dataclasses import dataclass
 
 KIB = 1024
+# The shell keeps a descriptor of its own where commands do not stumble over it.
+MIN_OPEN_FILES = 128
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class ProcessLimits:
     """Of one process."""
     tmp_bytes: int = 64 << 20
     """Of /tmp and of /dev/shm, each; both are gone with the shell."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a limit that leaves no room for the shell itself."""
+        if self.open_files < MIN_OPEN_FILES:
+            raise ValueError(f"limits.open_files={self.open_files}: give {MIN_OPEN_FILES} or more")
 
 
 DEFAULT_LIMITS = ProcessLimits()

@@ -1,5 +1,8 @@
 """Nothing in a sandbox runs while it is held still, and what writes past every stat is named."""
 
+import os
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -168,3 +171,27 @@ def test_a_paused_sandbox_can_be_closed(sh, sandbox, loop):
     loop.run(sandbox.close())
     assert not started_here()
     assert open_file_count() <= open_files
+
+
+def test_threads_that_end_hide_no_child_of_their_process():
+    """Threads come and go while the children of their process are listed, again and again."""
+    child = subprocess.Popen(["sleep", "1000"])
+    listed = threading.Event()
+
+    def come_and_go():
+        while not listed.is_set():
+            threading.Thread(target=time.sleep, args=(0.0005,)).start()
+
+    spawning = [threading.Thread(target=come_and_go) for _ in range(2)]
+    for thread in spawning:
+        thread.start()
+    try:
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            assert child.pid in descendants(os.getpid())
+    finally:
+        listed.set()
+        for thread in spawning:
+            thread.join()
+        child.kill()
+        child.wait()
