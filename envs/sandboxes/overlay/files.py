@@ -117,6 +117,8 @@ class OverlayFiles:
         """
         with self._harvesting:
             while frozen.snapshot is None:
+                if not self._pending:
+                    raise SnapshotError(f"the workspace {self.directory.name} was left before its harvest")
                 first = self._pending[0]
                 self._last = first.snapshot = self._harvested(first)
                 self._last_state = first.state

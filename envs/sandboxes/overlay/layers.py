@@ -79,7 +79,7 @@ class Layers:
         if spec.base is None:
             return self._new_base(spec)
         with self._alone(f"base {spec.base}"):
-            known = self._stacks.find(self._bases.get(spec.base, ""))
+            known = self._found(self._bases.get(spec.base, ""))
             if known is None:
                 known = self._new_base(spec)
                 self._bases[spec.base] = known.snapshot.id
@@ -94,7 +94,7 @@ class Layers:
         RestoreMismatch or SnapshotError.
         """
         with self._alone(f"snapshot {snapshot.id}"):
-            return self._stacks.find(snapshot.id) or self._from_store(snapshot, spec)
+            return self._found(snapshot.id) or self._from_store(snapshot, spec)
 
     def record_again(self, stack: Stack) -> Snapshot:
         """A snapshot of the tree that these layers are, in place of one that the store lost to a collection."""
@@ -153,6 +153,11 @@ class Layers:
         self.mounts.close()
         self.places.close()
 
+    def _found(self, snapshot_id: str) -> Known | None:
+        known, unused = self._stacks.find(snapshot_id)
+        self._remove(unused)
+        return known
+
     def _new_base(self, spec: SandboxSpec) -> Known:
         layer = self.places.new_layer()
         try:
@@ -180,7 +185,7 @@ class Layers:
 
     def _below(self, snapshot: Snapshot, spec: SandboxSpec | None) -> Known | None:
         """What is here of the tree and in the store as well, held."""
-        known = None if snapshot.parent is None else self._stacks.find(snapshot.parent)
+        known = None if snapshot.parent is None else self._found(snapshot.parent)
         if known is None and spec is not None and spec.base is not None:
             known = self.base(spec)
         if known is not None and known.snapshot not in self.store:
@@ -228,7 +233,7 @@ class Layers:
         base = known.stack[0]
         try:
             layer = self._delta(self._tree(base), known.snapshot, known.state)
-            self._remove(self._stacks.shorten(known.stack, (base, layer)))
+            self._remove(self._stacks.shorten(known, (base, layer)))
         finally:
             self.release(known.stack)
             with self._lock:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from midstream.envs.protocol import Snapshot
 
 Stack = tuple[str, ...]
+# More are dropped than come: each snapshot that is added looks at so many others.
+EVICTION_LOOKS = 64
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,16 @@ class Stacks:
         with self._lock:
             return self._released(stack)
 
-    def find(self, snapshot_id: str) -> Known | None:
-        """The snapshot with its layers, which the caller holds from now on."""
+    def find(self, snapshot_id: str) -> tuple[Known | None, list[str]]:
+        """The snapshot with its layers, as few as there are for it, which the caller holds from now on."""
         with self._lock:
             known = self._known.get(snapshot_id)
-            if known is not None:
-                self._known.move_to_end(snapshot_id)
-                self._uses.update(known.stack)
-            return known
+            if known is None:
+                return None, []
+            self._known.move_to_end(snapshot_id)
+            unused = self._moved(known, self._short(known.stack))
+            self._uses.update(self._known[snapshot_id].stack)
+            return self._known[snapshot_id], unused
 
     def shortened(self, stack: Stack) -> Stack:
         """The same tree in as few layers as there are for it, which the caller holds from now on."""
@@ -80,20 +84,21 @@ class Stacks:
                 self._uses.update(known.stack)
             return self._evicted()
 
-    def shorten(self, stack: Stack, shorter: Stack) -> list[str]:
-        """Puts every snapshot that is built on the one stack on the other, whose tree is the same."""
-        top = stack[-1]
-        unused: list[str] = []
+    def shorten(self, known: Known, shorter: Stack) -> list[str]:
+        """Another stack of the snapshot's tree; what is built on the first goes over when it is asked for."""
         with self._lock:
-            self._shorter[top] = shorter
+            self._shorter[known.stack[-1]] = shorter
             self._uses.update(shorter)
-            self._count(shorter[-1], sum(self._bytes.get(layer, 0) for layer in stack[1:]))
-            for snapshot_id, known in self._known.items():
-                if top in known.stack:
-                    self._known[snapshot_id] = replace(known, stack=self._short(known.stack))
-                    self._uses.update(self._known[snapshot_id].stack)
-                    unused += self._released(known.stack)
-        return unused
+            self._count(shorter[-1], sum(self._bytes.get(layer, 0) for layer in known.stack[1:]))
+            remembered = self._known.get(known.snapshot.id)
+            return [] if remembered is None else self._moved(remembered, self._short(remembered.stack))
+
+    def _moved(self, known: Known, stack: Stack) -> list[str]:
+        if stack == known.stack:
+            return []
+        self._known[known.snapshot.id] = replace(known, stack=stack)
+        self._uses.update(stack)
+        return self._released(known.stack)
 
     def _short(self, stack: Stack) -> Stack:
         for at in range(len(stack) - 1, 0, -1):
@@ -116,13 +121,17 @@ class Stacks:
         return unused
 
     def _evicted(self) -> list[str]:
+        """Drops snapshots for the budget's sake. One that alone keeps no layer gets another round."""
         unused: list[str] = []
-        while self._total_bytes > self._budget.bytes or len(self._bytes) > self._budget.layers:
-            oldest = next((known for known in self._known.values() if self._frees(known)), None)
-            if oldest is None:
+        for _ in range(min(EVICTION_LOOKS, len(self._known))):
+            if self._total_bytes <= self._budget.bytes and len(self._bytes) <= self._budget.layers:
                 break
-            del self._known[oldest.snapshot.id]
-            unused += self._released(oldest.stack)
+            oldest, known = next(iter(self._known.items()))
+            if self._frees(known):
+                del self._known[oldest]
+                unused += self._released(known.stack)
+            else:
+                self._known.move_to_end(oldest)
         return unused
 
     def _frees(self, known: Known) -> bool:
