@@ -1,5 +1,4 @@
 import ctypes
-import os
 from pathlib import Path
 
 from midstream.envs.sandboxes.isolation.base import Isolation
@@ -18,17 +17,6 @@ def test_the_probe_leaves_nothing(tmp_path: Path, overlays: Isolation):
 def test_the_probe_names_what_is_missing(tmp_path: Path, overlays: Isolation):
     assert "no namespaces" in str(overlay_fault(tmp_path, choose_isolation("none")))
     assert "/proc/nowhere" in str(overlay_fault(Path("/proc/nowhere"), overlays))
-
-
-def test_a_file_system_that_cannot_be_an_upper_is_named(box: Box, overlays: Isolation):
-    # An overlay itself has room for no other one on top of it.
-    box.run("true")
-    fd = box.files.open(box.session.init_pid)
-    try:
-        fault = overlay_fault(Path(f"/proc/self/fd/{fd}"), overlays)
-    finally:
-        os.close(fd)
-    assert fault is not None
 
 
 def test_debuggers_and_profilers_still_see_us(box: Box):
