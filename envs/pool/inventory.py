@@ -10,22 +10,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from midstream.envs.pool import claims
+from midstream.envs.pool.instances import layer_instances
 from midstream.envs.pool.owners import Owner
 
 # A tree with more entries than this is measured no further.
 MOST_ENTRIES = 200_000
 BLOCK_BYTES = 512
 
+Kind = Literal["sandbox", "layers", "folder"]
+Noted = tuple[Kind, Path, Owner | None, claims.OwnerState]
+
 
 @dataclass(frozen=True)
 class Found:
-    """A sandbox's directory or a temporary folder.
+    """A sandbox's directory, the layers that those of one backend share, or a temporary folder.
 
     `bytes` is what it takes on disk, a lower bound where `is_more`; `processes` have it in their command line
     or work in it, or are below one that does. `age_s` counts from the last change of the directory itself.
     """
 
-    kind: Literal["sandbox", "folder"]
+    kind: Kind
     path: Path
     owner: Owner | None
     state: claims.OwnerState
@@ -52,7 +56,7 @@ class Found:
 
 def inventory(roots: Iterable[Path], temp: Path | None) -> list[Found]:
     """All claimed sandboxes of the roots, and the temporary folders with the sandboxes in them."""
-    noted: list[tuple[Literal["sandbox", "folder"], Path, Owner | None, claims.OwnerState]] = []
+    noted: list[Noted] = []
     for root in roots:
         noted += _sandboxes(root)
     for folder, owner, state in claims.temp_directories(temp) if temp is not None else ():
@@ -70,10 +74,9 @@ def inventory(roots: Iterable[Path], temp: Path | None) -> list[Found]:
     return found
 
 
-def _sandboxes(
-    root: Path,
-) -> list[tuple[Literal["sandbox", "folder"], Path, Owner | None, claims.OwnerState]]:
-    return [("sandbox", each.directory, each.owner, each.state) for each in claims.claimed(root)]
+def _sandboxes(root: Path) -> list[Noted]:
+    sandboxes: list[Noted] = [("sandbox", it.directory, it.owner, it.state) for it in claims.claimed(root)]
+    return sandboxes + [("layers", it.directory, None, it.state) for it in layer_instances(root)]
 
 
 def _bytes_below(directory: Path) -> tuple[int, bool]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.pool import claims
+from midstream.envs.pool.instances import LAYERS, layer_instances
 from midstream.envs.pool.mounts import mounts_below, unmount
 from midstream.envs.pool.owners import this_process
 from midstream.envs.sandboxes import marks
@@ -38,6 +39,7 @@ class Reaped:
     """What a reaper did, in numbers and in words: `removed`, `skipped` and `failed` say why, an item each."""
 
     sandboxes: int = 0
+    layers: int = 0
     folders: int = 0
     mounts: int = 0
     processes: int = 0
@@ -48,18 +50,20 @@ class Reaped:
 
     @property
     def count(self) -> int:
-        return self.sandboxes + self.folders + self.mounts + self.processes + self.cgroups
+        return self.sandboxes + self.layers + self.folders + self.mounts + self.processes + self.cgroups
 
     def summary(self) -> str:
         """The numbers in words."""
         counts = (
             (self.sandboxes, "sandbox", "sandboxes"),
+            (self.layers, "set of layers", "sets of layers"),
             (self.folders, "temporary folder", "temporary folders"),
             (self.mounts, "mount", "mounts"),
             (self.processes, "process", "processes"),
             (self.cgroups, "control group", "control groups"),
         )
-        return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+        words = [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
+        return ", ".join(words) or "nothing"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +81,7 @@ def reap(roots: Iterable[Path], temp: Path | None, dry_run: bool = False) -> Rea
         _reap_cgroups(reaped, dry_run)
         for root in roots:
             _reap_root(root, reaped, dry_run)
+            _reap_layers(root, reaped, dry_run)
         if temp is not None:
             _reap_temp(temp, reaped, dry_run)
     return reaped
@@ -142,6 +147,26 @@ def _reap_root(root: Path, reaped: Reaped, dry_run: bool) -> None:
         claims.forget_silent(root)
     for uid, count in claims.foreign_claims(root):
         reaped.skipped.append(f"{count} sandboxes in {root}: they belong to user {uid}")
+
+
+def _reap_layers(root: Path, reaped: Reaped, dry_run: bool) -> None:
+    """What overlay backends share between their sandboxes."""
+    instances = layer_instances(root)
+    for uid in {instance.uid for instance in instances} - {os.geteuid()}:
+        reaped.skipped.append(f"layers in {root}: they belong to user {uid}")
+        return
+    left = [instance.directory for instance in instances if instance.state == "gone"]
+    if left and not dry_run:
+        # Needs the modules in C, which were there where layers are.
+        from midstream.envs.sandboxes.overlay.places import remove_abandoned
+
+        try:
+            remove_abandoned(root / LAYERS)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reaped.failed.append(f"layers in {root}: {error}")
+            left = [directory for directory in left if not directory.exists()]
+    reaped.layers += len(left)
+    reaped.removed += map(str, left)
 
 
 def _reap_temp(temp: Path, reaped: Reaped, dry_run: bool) -> None:

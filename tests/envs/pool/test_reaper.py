@@ -323,6 +323,26 @@ def test_a_claims_directory_that_another_user_planted_is_not_believed(root: Path
     assert (root / "precious").exists()
 
 
+def test_layers_of_a_killed_job_go_and_those_of_a_living_one_stay(root: Path, temp: Path) -> None:
+    places = pytest.importorskip("midstream.envs.sandboxes.overlay.places")
+    code = (
+        "import sys, time; from pathlib import Path; from midstream.envs.sandboxes.overlay.places import *; "
+    )
+    code += "places = LayerPlaces(Path(sys.argv[1])); places.new_live(); print(flush=True); time.sleep(60)"
+    ours = places.LayerPlaces(root / "layers")
+    with subprocess.Popen([sys.executable, "-c", code, root / "layers"], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        assert reap([root], temp).count == 0
+        job.kill()
+        job.wait()
+    planned = reap([root], temp, dry_run=True)
+    assert planned.layers == 1 and len(list((root / "layers").glob("*.lock"))) == 2
+    assert reap([root], temp).removed == planned.removed
+    assert names(root / "layers") == {ours.path.name, f"{ours.path.name}.lock"}
+    ours.close()
+
+
 def test_slots_of_a_killed_job_are_free_for_the_next(
     repository: Path, root: Path, temp: Path, tmp_path: Path
 ) -> None:
