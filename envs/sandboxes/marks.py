@@ -49,26 +49,18 @@ def find_marked_processes() -> list[int]:
     return found
 
 
-def end_marked_processes() -> int:
-    """Ends those processes, waits for their end and returns how many. Raises TimeoutError where one stays."""
-    return end_all(find_marked_processes)
-
-
-def end_all(find: Callable[[], list[int]]) -> int:
-    """Kills what `find` returns until it returns nothing; how many there were. Raises TimeoutError."""
+def end_all(find: Callable[[], list[int]]) -> None:
+    """Kills what `find` returns until it returns nothing. Raises TimeoutError."""
     deadline = time.monotonic() + END_TIMEOUT_S
-    killed: set[int] = set()
     while found := find():
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
-        killed |= set(found)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {found} outlive SIGKILL by {END_TIMEOUT_S} s")
         time.sleep(END_POLL_S)
-    return len(killed)
 
 
 def read_file(path: str) -> bytes:

@@ -4,8 +4,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure
@@ -132,22 +131,6 @@ class Halt:
                 self._was_stopped.discard(pid)
                 _send(self._held[pid], signal.SIGSTOP)
             time.sleep(STOP_POLL_S if waited_s else 0)
-
-
-@contextmanager
-def stopped(init_pid: int) -> Iterator[None]:
-    """Stops this process and every one below it for as long as the block runs, so that none of them writes."""
-    halt = Halt(lambda: with_descendants(init_pid), init_pid)
-    halt.begin()
-    try:
-        yield
-    finally:
-        halt.end()
-
-
-def running(init_pid: int | None) -> Running:
-    """What lives in a sandbox with this process above all others, its shell; all of it is stopped."""
-    return Running() if init_pid is None else describe(with_descendants(init_pid), init_pid, init_pid)
 
 
 def describe(pids: list[int], shell: int, init_pid: int | None) -> Running:

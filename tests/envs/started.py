@@ -9,6 +9,9 @@ from midstream.envs.sandboxes.processes import descendants
 # On a busy machine; nothing waits for it where all goes well.
 GONE_WITHIN_S = 10.0
 
+# A command that lasts, and that no other run of these tests uses.
+NAP = f"sleep {100_000 + os.getpid()}"
+
 earlier: set[int] = set()
 
 
@@ -41,3 +44,9 @@ def read_command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+def napping() -> list[int]:
+    """The processes on this machine that run NAP."""
+    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if read_command(pid) == NAP.replace(" ", "\0") + "\0" and not is_gone(pid)]

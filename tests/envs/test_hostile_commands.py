@@ -14,7 +14,7 @@ import pytest
 
 from midstream.envs.sandboxes.isolation import ProcessLimits, choose_isolation
 from midstream.envs.sandboxes.session import ShellSession
-from tests.envs.started import read_command, started_here, wait_until_gone
+from tests.envs.started import NAP, napping, started_here, wait_until_gone
 
 TIMEOUT_S = 30.0
 SHORT_S = 0.5
@@ -133,28 +133,22 @@ def test_ten_gigabytes_of_output_are_read_in_bounded_memory(sh):
 @pytest.mark.parametrize(
     "escape",
     [
-        "setsid sleep 1000 & disown",
-        "setsid -f sleep 1000",
-        "setsid -f sh -c 'setsid -f sleep 1000'",
-        "(setsid sh -c 'sleep 1000 & sleep 1000 &' &)",
-        "env -i setsid -f sleep 1000",
-        "setsid -f env -i setsid -f env -i sleep 1000",
+        "setsid nap & disown",
+        "setsid -f nap",
+        "setsid -f sh -c 'setsid -f nap'",
+        "(setsid sh -c 'nap & nap &' &)",
+        "env -i setsid -f nap",
+        "setsid -f env -i setsid -f env -i nap",
     ],
 )
 def test_a_process_that_leaves_its_group_and_session_ends_with_the_sandbox(sh, confined, loop, escape):
     if "env -i" in escape and not confined.isolation.has_namespaces and not group_limits(confined):
         pytest.skip("only a control group holds such a process without namespaces, and none can be made here")
-    before = set(all_sleeping())
-    sh(f"{escape}; sleep 0.3")
-    sleeping = set(all_sleeping()) - before
-    assert sleeping
+    sh(f"{escape.replace('nap', NAP)}; sleep 0.3")
+    naps = napping()
+    assert naps
     loop.run(confined.end())
-    assert not wait_until_gone(list(sleeping))
-
-
-def all_sleeping() -> list[int]:
-    pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if read_command(pid) == "sleep\0001000\0"]
+    assert not wait_until_gone(naps)
 
 
 def test_a_process_is_refused_more_memory_than_its_limit(sh):

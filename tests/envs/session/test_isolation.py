@@ -127,7 +127,7 @@ asyncio.run(main())
 
 
 def test_it_says_what_holds_here(isolation):
-    limits = ProcessLimits(processes=77, memory_bytes=3 << 30, file_bytes=5 << 20, open_files=300)
+    limits = ProcessLimits(processes=77, process_memory_bytes=4 << 30, file_bytes=5 << 20, open_files=300)
     said = choose_isolation(isolation.name, limits).limits_in_words()
     assert "a file: 5 MiB" in said
     assert "a process: 300 open files, 4 GiB of memory" in said

@@ -1,6 +1,5 @@
 """What a job leaves that is killed: nothing at once, or nothing after the next one has looked."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from midstream.envs.sandboxes.isolation.cgroups import (
     list_leftover_cgroups,
     remove_leftover_cgroups,
 )
-from midstream.envs.sandboxes.marks import MARK, end_marked_processes, find_marked_processes, new_mark
+from midstream.envs.sandboxes.marks import MARK, end_all, find_marked_processes, new_mark
 from midstream.envs.sandboxes.processes import descendants
-from tests.envs.started import is_gone, read_command, wait_until_gone
+from tests.envs.started import NAP, is_gone, napping, wait_until_gone
 
 JOB = """
 import asyncio, os, sys
@@ -32,7 +31,7 @@ async def main():
         if isolation.owner: os.chown(directory, *isolation.owner)
         sandboxes.append(ShellSession(directory, isolation))
     await asyncio.gather(*(sandbox.exec(sys.argv[4], 20) for sandbox in sandboxes))
-    commands = [asyncio.create_task(sandbox.exec("sleep 1000", 1000)) for sandbox in sandboxes[:4]]
+    commands = [asyncio.create_task(sandbox.exec(sys.argv[5], 1000)) for sandbox in sandboxes[:4]]
     await asyncio.sleep(0.3)
     print("ready", flush=True)
     await asyncio.gather(*commands)
@@ -47,7 +46,7 @@ def job(isolation, tmp_path):
     started = []
 
     def start(sandboxes: int, command: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", JOB, isolation.name, str(tmp_path), str(sandboxes), command]
+        argv = [sys.executable, "-c", JOB, isolation.name, str(tmp_path), str(sandboxes), command, NAP]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process
@@ -67,18 +66,13 @@ def environment(pid: int) -> bytes:
         return b""
 
 
-def sleeping() -> set[int]:
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 (names are enough)
-    return {pid for pid in pids if read_command(pid) == "sleep\0001000\0"}
-
-
 @pytest.mark.parametrize("way", ["", "setsid -f "], ids=["child", "own session"])
 def test_kill_9_of_the_job_leaves_no_process(job, way):
-    before = sleeping()
-    process = job(8, f"{way}sleep 1000 & sleep 0.2; echo")
+    process = job(8, f"{way}{NAP} & sleep 0.2; echo")
     assert process.stdout.readline() == "ready\n"
-    pids = {*descendants(process.pid), *(sleeping() - before)}
-    assert sum("sleep\0001000" in read_command(pid) for pid in pids) == 12
+    naps = napping()
+    assert len(naps) == 12
+    pids = {*descendants(process.pid), *naps}
     process.kill()
     process.wait()
     assert wait_until_gone(list(pids)) == []
@@ -89,7 +83,7 @@ def test_kill_9_at_any_moment_of_a_start_leaves_no_process(isolation, tmp_path, 
     script = JOB.replace(
         "asyncio.run(main())", "print('imported', flush=True); sys.stdin.read(1); asyncio.run(main())"
     )
-    argv = [sys.executable, "-c", script, isolation.name, str(tmp_path), "4", "sleep 1000"]
+    argv = [sys.executable, "-c", script, isolation.name, str(tmp_path), "4", NAP, NAP]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout.readline() == "imported\n"
@@ -131,7 +125,7 @@ sys.stdin.read()
             owner.kill()
         assert child in find_marked_processes()
         assert not {ours.pid, foreign.pid, strange.pid} & set(find_marked_processes())
-        assert end_marked_processes() >= 1
+        end_all(find_marked_processes)
         assert is_gone(child)
         assert child not in find_marked_processes()
         assert ours.poll() is foreign.poll() is strange.poll() is None
