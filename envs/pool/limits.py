@@ -17,6 +17,7 @@ to do: kind "quota" where no slot came free, "throttled" where the next time to 
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ BEAT_S = 10.0
 SILENT_S = 120.0
 # How often whoever waits first looks whether another process has given a slot back.
 SLOT_POLL_S = 0.1
+# How often whoever waits first looks for an idle sandbox of this process that has become one meanwhile.
+IDLE_POLL_S = 0.5
 # By how much a clock may be off before the spreading takes it for one that was set back.
 CLOCK_TOLERANCE_S = 5.0
 
@@ -61,19 +64,21 @@ class SharedCounts:
     """Coroutines of this process that wait for a slot; others then spill what lies idle with them."""
     _own: int = 0
     _beats: int = 0
-    # By label: the last heartbeat seen, and when, by our own steady clock.
+    # By pool: the last heartbeat seen, and when, by our own steady clock.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ledger = Ledger(self.directory / "sandboxes.ledger")
+        # A process may have several pools.
+        self._key = f"{self.owner.label}+{secrets.token_hex(4)}"
 
     def take(self) -> bool:
         """Takes a slot if one is free."""
         with self._ledger.changing() as content:
             owners = self._living(content)
-            others = sum(entry[0] for label, entry in owners.items() if label != self.owner.label)
+            others = sum(entry[0] for key, entry in owners.items() if key != self._key)
             taken = others + self._own < self.maximum
-            owners[self.owner.label] = [self._own + taken, self._beats, self.waiting]
+            owners[self._key] = [self._own + taken, self._beats, self.waiting]
         self._own += taken
         return taken
 
@@ -86,13 +91,13 @@ class SharedCounts:
         self._beats += 1
         with self._ledger.changing() as content:
             owners = self._living(content)
-            owners[self.owner.label] = [self._own, self._beats, self.waiting]
-            return sum(entry[2] for label, entry in owners.items() if label != self.owner.label)
+            owners[self._key] = [self._own, self._beats, self.waiting]
+            return sum(entry[2] for key, entry in owners.items() if key != self._key)
 
     def leave(self) -> None:
         self._own = 0
         with self._ledger.changing() as content:
-            content.get("owners", {}).pop(self.owner.label, None)
+            content.get("owners", {}).pop(self._key, None)
 
     def reserve(self, rate: float, longest_wait_s: float) -> float:
         """Seconds until the reserved time; where they exceed `longest_wait_s`, nothing was reserved."""
@@ -109,21 +114,21 @@ class SharedCounts:
     def _living(self, content: dict[str, Any]) -> dict[str, list[int]]:
         """The entries, without those of processes that are gone."""
         owners: dict[str, list[int]] = content.setdefault("owners", {})
-        for label in list(owners):
-            if label != self.owner.label and self._is_gone(label, owners[label][1]):
-                del owners[label]
-                self._seen.pop(label, None)
+        for key in list(owners):
+            if key != self._key and self._is_gone(key, owners[key][1]):
+                del owners[key]
+                self._seen.pop(key, None)
         return owners
 
-    def _is_gone(self, label: str, beat: int) -> bool:
-        owner = Owner.parse(label)
+    def _is_gone(self, key: str, beat: int) -> bool:
+        owner = Owner.parse(key.rpartition("+")[0])
         alive = is_alive(owner) if owner is not None else None
         if alive is not None:
             return not alive
         now = time.monotonic()
-        last_beat, since = self._seen.get(label, (None, now))
+        last_beat, since = self._seen.get(key, (None, now))
         if last_beat != beat:
-            self._seen[label] = (beat, now)
+            self._seen[key] = (beat, now)
             return False
         return now - since > SILENT_S
 
@@ -171,7 +176,7 @@ class Limits:
                     if slot is not None:
                         return slot
                     if relieve is None or not await relieve():
-                        await asyncio.wait([release], timeout=SLOT_POLL_S if self._shared else None)
+                        await asyncio.wait([release], timeout=SLOT_POLL_S if self._shared else IDLE_POLL_S)
         except TimeoutError:
             where = "" if self._shared is None else f" in all processes that share {self._shared.directory}"
             raise SandboxFailure(

@@ -127,7 +127,7 @@ class Pool:
             self._counters.add("spilled")
             await self._endings.destroy(lease.live)
             return False
-        return await asyncio.shield(self._endings.background(self._parking.park(lease.live, snapshot)))
+        return await asyncio.shield(self._endings.background(self._park(lease, snapshot)))
 
     async def discard(self, snapshot: Snapshot) -> bool:
         """Ends a sandbox parked under the snapshot, whose rollout will not go on; False where there is none."""
@@ -173,6 +173,13 @@ class Pool:
             "breaker_open": float(self._creations.breaker.state(time.monotonic()) != "closed"),
         }
 
+    async def _park(self, lease: Lease, snapshot: Snapshot) -> bool:
+        kept = await self._parking.park(lease.live, snapshot)
+        if kept and self._limits.waiting:
+            # Somebody began to wait while it was being stopped.
+            await self._parking.spill_oldest()
+        return kept
+
     async def _close(self) -> None:
         for acquisition in self._acquiring:
             acquisition.reschedule(asyncio.get_running_loop().time())
@@ -203,8 +210,6 @@ class Pool:
                 Chore(self._spares.refill, REFILL_S, self._spares.short),
                 Chore(self._reap, self.settings.reap_interval_s),
             )
-        if self._tending is not None:
-            self._tending.check()
 
     def _check_loop(self) -> None:
         if self._loop is not asyncio.get_running_loop():

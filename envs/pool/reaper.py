@@ -26,6 +26,7 @@ from midstream.envs.pool.mounts import mounts_below, unmount
 from midstream.envs.pool.owners import this_process
 from midstream.envs.sandboxes import marks
 from midstream.envs.sandboxes.isolation.cgroups import list_leftover_cgroups, remove_leftover_cgroups
+from midstream.envs.sandboxes.isolation.user import NOBODY
 from midstream.envs.store.restore import remove_tree
 
 # The job that the label of a directory names which a reaper has taken over.
@@ -88,7 +89,7 @@ def reap(roots: Iterable[Path], temp: Path | None, dry_run: bool = False) -> Rea
 
 
 def _reap_processes(reaped: Reaped, dry_run: bool) -> None:
-    """Those in namespaces die with their owner, by the kernel's doing; here are those without."""
+    """Those in namespaces mostly die with their owner, by the kernel's doing; those without do not."""
     held: dict[int, int] = {}
     try:
         for pid in marks.find_marked_processes():
@@ -106,7 +107,7 @@ def _reap_process(pid: int, pidfd: int, reaped: Reaped, dry_run: bool) -> None:
     name = f"process {pid}"
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
-        if uid != os.geteuid():
+        if uid not in _own_uids():
             reaped.skipped.append(f"{name}: it runs as user {uid}")
             return
         if not dry_run:
@@ -118,6 +119,11 @@ def _reap_process(pid: int, pidfd: int, reaped: Reaped, dry_run: bool) -> None:
         return
     reaped.processes += 1
     reaped.removed.append(name)
+
+
+def _own_uids() -> set[int]:
+    """The users as whom this user's sandboxes run."""
+    return {os.geteuid(), *([NOBODY] if os.geteuid() == 0 else [])}
 
 
 def _reap_cgroups(reaped: Reaped, dry_run: bool) -> None:

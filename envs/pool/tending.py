@@ -25,12 +25,6 @@ class Tending:
     def __init__(self, *chores: Chore) -> None:
         self._tasks = [asyncio.create_task(_repeat(chore)) for chore in chores]
 
-    def check(self) -> None:
-        """Raises what has ended a chore, if anything: a pool without one of them must not go on."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
     async def stop(self) -> None:
         """Ends them, and waits for it."""
         for task in self._tasks:
@@ -45,6 +39,9 @@ async def _repeat(chore: Chore) -> None:
         except (EnvironmentFailure, OSError) as failure:
             # A file server that is away for a while, say; what is due is done next time.
             _logger.warning("%s: %s", chore.run.__qualname__, failure)
+        except Exception:
+            # Leases must expire and slots be counted, whatever else is wrong.
+            _logger.exception("%s", chore.run.__qualname__)
         if chore.sooner is None:
             await asyncio.sleep(chore.every_s)
             continue

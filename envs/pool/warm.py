@@ -146,7 +146,7 @@ class Spares:
             slot.release()
             self._not_before_s = time.monotonic() + (made.retry_after_s or PAUSE_S)
             _logger.info("no spare of %s: %s", base.spec.base, made)
-        elif self._bases.get(base.spec.base or "") is not base:
+        elif self._bases.get(base.spec.base or "") is not base or self._limits.waiting:
             self._endings.destroy_later(made)
         else:
             base.spares.append(made)

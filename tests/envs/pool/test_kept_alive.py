@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +136,52 @@ def test_whoever_waits_for_a_slot_gets_that_of_a_parked_one(loop: asyncio.Runner
         await waiting
         await pool.release(other)
         assert pool.metrics()["spilled"] == 3
+
+    loop.run(body())
+
+
+def test_whoever_waits_in_another_pool_gets_that_of_a_parked_one_here(
+    loop: asyncio.Runner, new_pool: NewPool, tmp_path: Path
+) -> None:
+    here, there = ScriptedBackend(), ScriptedBackend()
+    idle = new_pool(here, max_sandboxes=3, warm=1, shared_path=tmp_path / "shared")
+    busy = new_pool(there, max_sandboxes=3, shared_path=tmp_path / "shared")
+
+    async def body() -> None:
+        idle.prepare(TASK)
+        await until(lambda: idle.metrics()["warm"] == 1)
+        await parked(idle, 1)
+        await idle.lease(SPEC)
+        async with asyncio.timeout(20):
+            await busy.lease(SPEC)
+            assert idle.metrics()["hot"] == 0 and len(here.live) == 2
+            await busy.lease(SPEC)
+        assert idle.metrics()["warm"] == 0 and len(here.live) == 1
+
+    loop.run(body())
+
+
+def test_whoever_begins_to_wait_while_one_is_being_parked_gets_its_slot(
+    loop: asyncio.Runner, new_pool: NewPool
+) -> None:
+    pool = new_pool(ScriptedBackend(), max_sandboxes=1)
+
+    async def body() -> None:
+        lease = await pool.lease(SPEC)
+        pausing, waits = asyncio.Event(), asyncio.Event()
+
+        async def pause() -> None:
+            pausing.set()
+            await waits.wait()
+
+        scripted(lease).pause = pause  # type: ignore[method-assign]
+        parking = asyncio.create_task(pool.park(lease, snapshot(1)))
+        await pausing.wait()
+        waiting = asyncio.create_task(pool.lease(SPEC))
+        await asyncio.sleep(0.02)
+        waits.set()
+        async with asyncio.timeout(20):
+            await asyncio.gather(parking, waiting)
 
     loop.run(body())
 

@@ -287,7 +287,7 @@ def test_slots_of_another_host_come_back_when_it_has_been_silent(
 
 
 def test_whoever_waits_is_seen_by_the_others(tmp_path: Path) -> None:
-    one, other = (SharedCounts(tmp_path, this_process(job), 1) for job in ("one", "other"))
+    one, other = (SharedCounts(tmp_path, this_process(), 1) for _ in range(2))
     assert one.take()
     other.waiting = 2
     assert not other.take()
@@ -311,4 +311,5 @@ def test_the_file_holds_only_who_lives(tmp_path: Path) -> None:
     counts = SharedCounts(tmp_path, this_process(), 3)
     counts.take()
     with Ledger(tmp_path / "sandboxes.ledger").changing() as content:
-        assert content["owners"] == {this_process().label: [1, 0, 0]}
+        [(key, entry)] = content["owners"].items()
+        assert key.startswith(this_process().label) and entry == [1, 0, 0]

@@ -23,7 +23,7 @@ from midstream.envs.pool.limits import SharedCounts
 from midstream.envs.pool.mounts import mounts_below
 from midstream.envs.pool.owners import Owner, this_process
 from midstream.envs.pool.pool import Pool
-from midstream.envs.pool.reaper import reap
+from midstream.envs.pool.reaper import Reaped, reap
 from midstream.envs.pool.settings import PoolSettings
 from midstream.envs.sandboxes.marks import MARK
 from midstream.envs.sandboxes.protocol import SandboxSpec
@@ -73,6 +73,11 @@ def names(directory: Path) -> set[str]:
 
 def claim_names(root: Path) -> set[str]:
     return names(claims.claims_of(root))
+
+
+def removed(reaped: Reaped) -> list[str]:
+    """What went of this test's own; other tests' processes may be among what a reaper finds on the machine."""
+    return [line for line in reaped.removed if "/test_" in line]
 
 
 def marked(owner: Owner) -> list[int]:
@@ -162,11 +167,12 @@ def test_what_has_a_living_owner_stays_and_a_second_run_finds_nothing(root: Path
     planned = reap([root], temp, dry_run=True)
     assert gone.exists() and planned.sandboxes == planned.folders == 1
     reaped = reap([root], temp)
-    assert reaped.removed == planned.removed == [str(gone), str(temp / f"midstream-engine-{GONE.label}-abc")]
+    assert (
+        removed(reaped) == removed(planned) == [str(gone), str(temp / f"midstream-engine-{GONE.label}-abc")]
+    )
     assert names(root) == {"alive"} and names(temp) == {folder.name, "midstream-of-somebody"}
     assert alive.exists() and not reaped.failed
-    again = reap([root], temp)
-    assert again.count == 0 and not again.removed and not again.failed
+    assert removed(reap([root], temp)) == []
 
 
 def test_a_claim_without_a_directory_goes_and_a_directory_without_a_claim_stays(
@@ -198,13 +204,13 @@ def test_owners_elsewhere_are_left_alone_until_they_have_been_silent(
     away = replace(this_process(), host="elsewhere")
     directory = left(root, "away", away)
     reaped = reap([root], temp)
-    assert directory.exists() and "cannot be seen from here" in reaped.skipped[0]
+    assert directory.exists() and any(f"{directory}: whether" in line for line in reaped.skipped)
     monkeypatch.setattr(claims, "SILENT_S", 0.0)
     # It has never said that it lives, as a pool does: nothing follows from its silence.
-    assert reap([root], temp).count == 0
+    assert removed(reap([root], temp)) == []
     claims.beat(root, away.label)
     monkeypatch.setattr(claims, "SILENT_S", 900.0)
-    assert reap([root], temp).count == 0
+    assert removed(reap([root], temp)) == []
     os.utime(claims.claims_of(root) / ".beats" / away.label, (1, 1))
     assert reap([root], temp).sandboxes == 1
     assert not directory.exists() and not (claims.claims_of(root) / ".beats" / away.label).exists()
@@ -215,7 +221,7 @@ def test_owners_of_an_earlier_boot_are_gone_where_the_disk_is_this_hosts(
 ) -> None:
     directory = left(root, "before", replace(this_process(), boot="0" * 8))
     monkeypatch.setattr(claims, "is_local", lambda _: False)
-    assert reap([root], temp).count == 0
+    assert removed(reap([root], temp)) == []
     monkeypatch.setattr(claims, "is_local", lambda _: True)
     assert reap([root], temp).sandboxes == 1 and not directory.exists()
 
@@ -333,12 +339,12 @@ def test_layers_of_a_killed_job_go_and_those_of_a_living_one_stay(root: Path, te
     with subprocess.Popen([sys.executable, "-c", code, root / "layers"], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
-        assert reap([root], temp).count == 0
+        assert removed(reap([root], temp)) == []
         job.kill()
         job.wait()
     planned = reap([root], temp, dry_run=True)
     assert planned.layers == 1 and len(list((root / "layers").glob("*.lock"))) == 2
-    assert reap([root], temp).removed == planned.removed
+    assert removed(reap([root], temp)) == removed(planned) != []
     assert names(root / "layers") == {ours.path.name, f"{ours.path.name}.lock"}
     ours.close()
 
