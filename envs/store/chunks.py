@@ -121,6 +121,11 @@ def chunk_hashes(recipe: bytes) -> list[bytes]:
     return [chunk_hash for _, _, chunk_hash in recipe_chunks(recipe, size)]
 
 
+def has_holes(blob: bytes) -> bool:
+    """Whether `write_blob` may leave a hole."""
+    return _ZERO_PAGE in blob
+
+
 def write_blob(fd: int, blob: bytes, offset: int = 0) -> None:
     """Writes the bytes at this offset of a new file, whole pages of zeros left as holes."""
     if _ZERO_PAGE not in blob:

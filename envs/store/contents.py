@@ -120,17 +120,31 @@ class Contents:
             return
         try:
             if entry.size <= CHUNK_BYTES:
-                blob = self.blob(entry.content)
-                if len(blob) != entry.size:
-                    raise SnapshotDamaged(f"the content {entry.content.hex()} has not {entry.size} bytes")
-                write_blob(fd, blob)
+                write_blob(fd, self._whole(entry))
                 return
             chunks = recipe_chunks(self.blob(entry.content), entry.size)
             self.locate([chunk_hash for _, _, chunk_hash in chunks])
             for offset, _, chunk_hash in chunks:
                 write_blob(fd, self.blob(chunk_hash), offset)
         except (SnapshotDamaged, SnapshotMissing) as fault:
-            raise type(fault)(f"{text(path)!r} cannot be restored: {fault}") from fault
+            raise _of(path, fault) from fault
+
+    def small(self, path: bytes, entry: Entry) -> bytes:
+        """The whole content of a file of up to CHUNK_BYTES."""
+        try:
+            return self._whole(entry)
+        except (SnapshotDamaged, SnapshotMissing) as fault:
+            raise _of(path, fault) from fault
+
+    def _whole(self, entry: Entry) -> bytes:
+        blob = self.blob(entry.content)
+        if len(blob) != entry.size:
+            raise SnapshotDamaged(f"the content {entry.content.hex()} has not {entry.size} bytes")
+        return blob
+
+
+def _of(path: bytes, fault: SnapshotDamaged | SnapshotMissing) -> SnapshotError:
+    return type(fault)(f"{text(path)!r} cannot be restored: {fault}")
 
 
 def write_failed(path: Path, error: OSError) -> SnapshotError:

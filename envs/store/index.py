@@ -34,6 +34,7 @@ CREATE TABLE snapshots (
     id TEXT PRIMARY KEY, parent TEXT, full INTEGER, digest TEXT, manifest BLOB, checksum BLOB, bytes INTEGER,
     depth INTEGER, chain_bytes INTEGER, full_bytes INTEGER, created_s REAL, pruned INTEGER NOT NULL DEFAULT 0
 );
+CREATE INDEX blobs_of_block ON blobs (block);
 CREATE TABLE pins (snapshot TEXT, owner TEXT, PRIMARY KEY (snapshot, owner)) WITHOUT ROWID;
 """
 

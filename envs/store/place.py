@@ -1,5 +1,6 @@
 """Makes the nodes of a snapshot below a directory, whatever else is there, and follows no link doing so."""
 
+import errno
 import os
 import stat
 from collections import OrderedDict
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from midstream.envs.errors import SnapshotError
 from midstream.envs.store.attributes import write_attributes
+from midstream.envs.store.chunks import CHUNK_BYTES, has_holes, write_blob
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.listing import open_beneath
 from midstream.envs.store.records import Entry, parent, text
@@ -83,19 +85,50 @@ class Placement:
             finally:
                 os.close(fd)
 
-    def restamp(self, path: bytes, entry: Entry) -> None:
-        """Gives a node that is there already its mode and mtime."""
+    def restamp_alone(self, path: bytes, entry: Entry) -> bool:
+        """Gives a node that is there already its mode and mtime, unless it has other names.
+
+        These may lie outside of the tree, where nothing is ours to change.
+        """
         fd = open_beneath(self._root_fd, path, _NODE)
         try:
+            if entry.link or os.fstat(fd).st_nlink != 1:
+                return False
             if entry.kind == "l":
                 self._set_times(path, entry)
             else:
                 self._stamp(f"/proc/self/fd/{fd}", entry)
         finally:
             os.close(fd)
+        return True
+
+    def rewrite(self, path: bytes, entry: Entry) -> bool:
+        """Makes a file that is there already into this one, where that is all right and cheaper than a new file.
+
+        It is not for files with other names, which may lie outside of the tree, or that are to have holes.
+        """
+        if entry.kind != "f" or entry.link or not 0 < entry.size <= CHUNK_BYTES:
+            return False
+        blob = self._contents.small(path, entry)
+        try:
+            fd = open_beneath(self._root_fd, path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.ETXTBSY):
+                return False
+            raise
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or has_holes(blob):
+                return False
+            write_blob(fd, blob)
+            os.ftruncate(fd, entry.size)
+            self._finish_file(fd, entry, own=False)
+        finally:
+            os.close(fd)
+        return True
 
     def let_owner_in(self, path: bytes, mode: int) -> None:
-        """Lets the owner of a directory change what is in it, until `finish` or `restamp`."""
+        """Lets the owner of a directory change what is in it, until `finish`."""
         fd = open_beneath(self._root_fd, path, _DIRECTORY)
         try:
             os.chmod(f"/proc/self/fd/{fd}", mode | stat.S_IRWXU)  # noqa: PTH101
@@ -133,14 +166,17 @@ class Placement:
             self._contents.write(path, entry, fd)
             if entry.size:
                 os.ftruncate(fd, entry.size)
-            if self._owner is not None:
-                os.fchown(fd, *self._owner)
-            if entry.attributes:
-                write_attributes(fd, entry.attributes)
-            os.fchmod(fd, entry.mode)
-            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            self._finish_file(fd, entry, own=True)
         finally:
             os.close(fd)
+
+    def _finish_file(self, fd: int, entry: Entry, *, own: bool) -> None:
+        if own and self._owner is not None:
+            os.fchown(fd, *self._owner)
+        if entry.attributes or not own:
+            write_attributes(fd, entry.attributes)
+        os.fchmod(fd, entry.mode)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def _make_other(self, path: bytes, entry: Entry) -> None:
         name, directory = _name(path), self.directory(parent(path))
@@ -153,7 +189,7 @@ class Placement:
             raise SnapshotError(f"{text(path)!r} is of the unknown kind {entry.kind!r}")
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=directory, follow_symlinks=False)
-        self.restamp(path, entry)
+        self.restamp_alone(path, entry)
 
     def _stamp(self, name: str, entry: Entry) -> None:
         os.chmod(name, entry.mode)  # noqa: PTH101

@@ -4,11 +4,11 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from midstream.envs.errors import SnapshotError
 from midstream.envs.store.contents import Contents
-from midstream.envs.store.listing import open_beneath
 from midstream.envs.store.place import Owner, Placement
 from midstream.envs.store.records import Entry, Tree, Updates, parent, parents
 from midstream.envs.store.removal import remove_below, remove_node
@@ -82,52 +82,55 @@ def _fill(entries: Mapping[bytes, Entry], root_fd: int, contents: Contents, owne
         placement.finish({path: entry for path, entry in entries.items() if entry.kind == "d"})
 
 
+@dataclass
+class _Plan:
+    """What becomes of each path that differs: only its mode or mtime, only its content too, or all of it."""
+
+    restamped: dict[bytes, Entry] = field(default_factory=dict)
+    rewritten: dict[bytes, Entry] = field(default_factory=dict)
+    removed: set[bytes] = field(default_factory=set)
+    made: dict[bytes, Entry] = field(default_factory=dict)
+
+
 def _change(before: Tree, after: Tree, updates: Updates, root_fd: int, placement: Placement) -> None:
-    restamped, removed, made = _plan(before, after, updates, root_fd)
-    touched = _directories_to_open(before, updates)
-    for path in sorted(touched):
+    opened = _directories_to_open(before, updates)
+    for path in sorted(opened):
         placement.let_owner_in(path, before.entries[path].mode)
-    for path in removed:
+    plan = _plan(before, updates)
+    for path, entry in plan.restamped.items():
+        if not placement.restamp_alone(path, entry):
+            plan.rewritten[path] = entry
+    for path, entry in plan.rewritten.items():
+        if not placement.rewrite(path, entry):
+            plan.removed.add(path)
+            plan.made[path] = entry
+    for path in plan.removed:
         # What lies below a directory goes with it.
-        if not any(above in removed for above in parents(path)):
+        if not any(above in plan.removed for above in parents(path)):
             remove_node(root_fd, path)
-    placement.make(made)
-    for path, entry in restamped.items():
-        placement.restamp(path, entry)
-    placement.finish(_directories_to_finish(after, updates, {*removed, *made, *touched}))
+    placement.forget()
+    placement.make(plan.made)
+    placement.finish(_directories_to_finish(after, updates, {*plan.removed, *plan.made, *opened}))
 
 
-def _plan(
-    before: Tree, after: Tree, updates: Updates, root_fd: int
-) -> tuple[dict[bytes, Entry], set[bytes], dict[bytes, Entry]]:
-    """What only needs another mode or time, what has to go, what has to be made."""
-    restamped: dict[bytes, Entry] = {}
-    removed: set[bytes] = set()
-    made: dict[bytes, Entry] = {}
+def _plan(before: Tree, updates: Updates) -> _Plan:
+    plan = _Plan()
     for path, entry in updates.items():
         old = before.entries.get(path)
-        if entry is not None and old is not None and old.kind == entry.kind == "d":
-            continue
-        if entry is not None and old is not None and _needs_stamp_only(path, old, entry, root_fd):
-            restamped[path] = entry
-            continue
+        if entry is not None and old is not None and old.kind == entry.kind:
+            if entry.kind == "d":
+                continue
+            if old._replace(mode=entry.mode, mtime_ns=entry.mtime_ns) == entry:
+                plan.restamped[path] = entry
+                continue
+            if entry.kind == "f":
+                plan.rewritten[path] = entry
+                continue
         if old is not None:
-            removed.add(path)
+            plan.removed.add(path)
         if entry is not None:
-            made[path] = entry
-    return restamped, removed, made
-
-
-def _needs_stamp_only(path: bytes, old: Entry, entry: Entry, root_fd: int) -> bool:
-    same = old._replace(mode=entry.mode, mtime_ns=entry.mtime_ns) == entry
-    if not same or entry.link:
-        return False
-    fd = open_beneath(root_fd, path, os.O_PATH | os.O_NOFOLLOW)
-    try:
-        # A name more lies outside of the tree, and what it names there is not ours to change.
-        return os.fstat(fd).st_nlink == 1
-    finally:
-        os.close(fd)
+            plan.made[path] = entry
+    return plan
 
 
 def _directories_to_open(before: Tree, updates: Updates) -> set[bytes]:

@@ -16,6 +16,9 @@ from midstream.envs.store.trees import Trees, read
 # Trees of earlier snapshots that are kept at once, so that the next ones cost only what they change.
 _TREES_AT_ONCE = 16
 
+# Hash, offset in the block, size.
+_Blob = tuple[bytes, int, int]
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -81,8 +84,7 @@ def _check_packs(store: Path, connection: sqlite3.Connection) -> dict[str, tuple
     bad: dict[str, tuple[str, set[bytes]]] = {}
     for number, name, size in connection.execute("SELECT id, name, bytes FROM packs").fetchall():
         path = store / "packs" / (name + SUFFIX)
-        query = "SELECT blocks.id, offset, length FROM blocks WHERE pack = ? ORDER BY offset"
-        blocks = connection.execute(query, (number,)).fetchall()
+        blocks = _blocks(connection, number)
         faults: list[str] = []
         lost: set[bytes] = set()
         try:
@@ -90,33 +92,39 @@ def _check_packs(store: Path, connection: sqlite3.Connection) -> dict[str, tuple
                 found = path.stat().st_size
                 if found != size:
                     faults.append(f"{path} has {found} bytes instead of {size}")
-                for block, offset, length in blocks:
+                for (offset, length), indexed in blocks.items():
                     file.seek(offset)
-                    fault, blobs = _check_block(connection, block, file.read(length), f"{path} at {offset}")
+                    fault, blobs = _check_block(indexed, file.read(length), f"{path} at {offset}")
                     faults += fault
                     lost |= blobs
         except OSError as error:
             faults.append(f"{path}: {error.strerror}")
-            lost = {blob_hash for block, _, _ in blocks for blob_hash, _, _ in _blobs(connection, block)}
+            lost = {blob_hash for indexed in blocks.values() for blob_hash, _, _ in indexed}
         if faults:
             bad[name + SUFFIX] = "; ".join(faults), lost
     return bad
 
 
-def _check_block(
-    connection: sqlite3.Connection, block: int, stored: bytes, where: str
-) -> tuple[list[str], set[bytes]]:
-    indexed = _blobs(connection, block)
+def _blocks(connection: sqlite3.Connection, pack: int) -> dict[tuple[int, int], list[_Blob]]:
+    """The blobs of each block of a pack, by where the block is: offset and length."""
+    query = (
+        "SELECT blocks.offset, length, hash, blobs.offset, size FROM blocks JOIN blobs ON block = blocks.id"
+        " WHERE pack = ? ORDER BY blocks.offset"
+    )
+    blocks: dict[tuple[int, int], list[_Blob]] = {}
+    for offset, length, *blob in connection.execute(query, (pack,)):
+        blob_hash, start, size = blob
+        blocks.setdefault((offset, length), []).append((blob_hash, start, size))
+    return blocks
+
+
+def _check_block(indexed: list[_Blob], stored: bytes, where: str) -> tuple[list[str], set[bytes]]:
     try:
         _, content = unpack_block(stored, where)
     except SnapshotDamaged as fault:
         return [str(fault)], {blob_hash for blob_hash, _, _ in indexed}
     lost = {h for h, offset, size in indexed if not is_content(h, content[offset : offset + size])}
     return ([f"{where}: other bytes than the index says"] if lost else []), lost
-
-
-def _blobs(connection: sqlite3.Connection, block: int) -> list[tuple[bytes, int, int]]:
-    return connection.execute("SELECT hash, offset, size FROM blobs WHERE block = ?", (block,)).fetchall()
 
 
 def _check_snapshots(index: Index, connection: sqlite3.Connection) -> list[Damage]:
