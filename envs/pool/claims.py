@@ -44,7 +44,7 @@ class Claimed:
 def claim(directory: Path, label: str) -> None:
     """Says whose the directory is going to be; call it before the directory is made.
 
-    Its parent must exist. Claiming again what one owns is fine. Raises EnvironmentFailure where another owner
+    Claiming again what one owns is fine. Raises EnvironmentFailure where another owner
     has the directory, the label is none, or the parent cannot be written.
     """
     if Owner.parse(label) is None:
@@ -53,7 +53,7 @@ def claim(directory: Path, label: str) -> None:
         )
     claims = claims_of(directory.parent)
     try:
-        claims.mkdir(mode=0o700, exist_ok=True)
+        claims.mkdir(mode=0o700, parents=True, exist_ok=True)
         (claims / directory.name).symlink_to(label)
     except FileExistsError:
         present = _label(claims / directory.name)
