@@ -69,19 +69,22 @@ class Halt:
         self._find = find
         self._idle = idle
         self._held: dict[int, int] = {}
-        # What was stopped before stays so afterwards.
-        self._was_stopped: set[int] = set()
+        # Those of them that were not stopped before.
+        self._stopped: set[int] = set()
 
     def begin(self) -> None:
         """Stops the processes and waits until they are. Raises EnvironmentFailure where one goes on."""
-        for _ in range(STOP_ROUNDS):
-            found = self._find()
-            new = [pid for pid in found if pid not in self._held]
-            if not new or found == [self._idle]:
-                return
-            self._hold(new)
-        self.end()
-        raise EnvironmentFailure("the sandbox starts processes faster than they can be stopped")
+        try:
+            for _ in range(STOP_ROUNDS):
+                found = self._find()
+                new = [pid for pid in found if pid not in self._held]
+                if not new or found == [self._idle]:
+                    return
+                self._hold(new)
+            raise EnvironmentFailure("the sandbox starts processes faster than they can be stopped")
+        except BaseException:
+            self.end()
+            raise
 
     def pids(self) -> list[int]:
         """The processes that are held."""
@@ -90,32 +93,31 @@ class Halt:
     def end(self) -> None:
         """Lets go on what ran before."""
         for pid, pidfd in self._held.items():
-            if pid not in self._was_stopped:
+            if pid in self._stopped:
                 _send(pidfd, signal.SIGCONT)
             os.close(pidfd)
         self._held.clear()
-        self._was_stopped.clear()
+        self._stopped.clear()
 
     def _hold(self, new: list[int]) -> None:
-        opened: dict[int, int] = {}
         for pid in new:
             try:
-                opened[pid] = os.pidfd_open(pid)
+                self._held[pid] = os.pidfd_open(pid)
             except ProcessLookupError:
                 continue
         # A number that is found again names what the descriptor holds, and not a newcomer elsewhere.
         again = set(self._find())
-        for pid, pidfd in opened.items():
+        for pid in self._held.keys() & set(new):
             if pid not in again:
-                os.close(pidfd)
-                continue
-            self._held[pid] = pidfd
-            if _state(pid) == "T":
-                self._was_stopped.add(pid)
-            else:
-                _send(pidfd, signal.SIGSTOP)
-        for pid in opened.keys() & again:
+                os.close(self._held.pop(pid))
+            elif _state(pid) != "T":
+                self._stop(pid)
+        for pid in self._held.keys() & set(new):
             self._wait(pid)
+
+    def _stop(self, pid: int) -> None:
+        self._stopped.add(pid)
+        _send(self._held[pid], signal.SIGSTOP)
 
     def _wait(self, pid: int) -> None:
         began = time.monotonic()
@@ -124,13 +126,11 @@ class Halt:
             if state == "D" and waited_s > REST_S:
                 return
             if waited_s > STOP_TIMEOUT_S:
-                self.end()
                 raise EnvironmentFailure(f"process {pid} does not stop: it is in state {state!r}")
-            if pid in self._was_stopped:
+            if pid not in self._stopped:
                 # Another process of the sandbox let it go on.
-                self._was_stopped.discard(pid)
-                _send(self._held[pid], signal.SIGSTOP)
-            time.sleep(STOP_POLL_S if waited_s else 0)
+                self._stop(pid)
+            time.sleep(STOP_POLL_S)
 
 
 def describe(pids: list[int], shell: int, init_pid: int | None) -> Running:

@@ -143,6 +143,15 @@ def test_the_end_of_a_command_cannot_be_forged_by_its_output(sh):
     assert result.exit_code == 1
 
 
+def test_what_a_trap_prints_between_commands_is_no_part_of_their_end(sh):
+    sh("trap 'echo trapped' DEBUG; trap 'echo failed' ERR; export KEPT=kept")
+    result = sh("echo on; false")
+    assert (result.exit_code, result.shell_replaced) == (1, False)
+    assert "on\n" in result.output
+    sh("exit")
+    assert sh("echo $KEPT").output == "kept\n"
+
+
 def test_children_do_not_inherit_the_way_to_the_host(sh):
     assert sh("ls /proc/self/fd").output.split() == ["0", "1", "2", "3"]
 

