@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from midstream.conf.compose import write_resolved
 from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import JobConfig
+from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.tasks import load_tasks
 from midstream.hooks.slime.host import load_function
 from midstream.local.args import slime_args
@@ -53,7 +54,7 @@ def compare(
         _check_hooks(config)
     for config in runs.values():
         write_resolved(config, _strategy_dir(config) / "config.yaml")
-    with tempfile.TemporaryDirectory(prefix="midstream-fresh-") as scratch:
+    with tempfile.TemporaryDirectory(prefix=temp_prefix("fresh")) as scratch:
         fresh = build_hf_checkpoint(Path(scratch) / "checkpoint", shared.model)
         server = EngineServer(
             shared.server, model_path=fresh, log_path=run_dir / "server.log", random_seed=shared.seed

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.envs.pool.claims import OwnerState
+from midstream.envs.ownership.claims import OwnerState
 
 LAYERS = "layers"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.owners import Owner
 from midstream.envs.pool.instances import layer_instances
-from midstream.envs.pool.owners import Owner
 
 # A tree with more entries than this is measured no further.
 MOST_ENTRIES = 200_000

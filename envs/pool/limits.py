@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from midstream.envs.errors import SandboxFailure
+from midstream.envs.ownership.owners import Owner, is_alive
 from midstream.envs.pool.ledger import Ledger
-from midstream.envs.pool.owners import Owner, is_alive
 
 # How often a process says that it lives, and after what silence others, who cannot see it, take its slots.
 BEAT_S = 10.0

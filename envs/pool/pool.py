@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure, SandboxFailure
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.owners import this_process
 from midstream.envs.pool.creation import Creations
 from midstream.envs.pool.ending import Endings, Live
 from midstream.envs.pool.forks import Forks
 from midstream.envs.pool.leases import Lease, Leases
 from midstream.envs.pool.limits import BEAT_S, Limits
 from midstream.envs.pool.metrics import PoolCounters
-from midstream.envs.pool.owners import this_process
 from midstream.envs.pool.parking import Parking
 from midstream.envs.pool.reaper import reap
 from midstream.envs.pool.settings import PoolSettings

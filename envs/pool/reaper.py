@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.mounts import mounts_below, unmount
+from midstream.envs.ownership.owners import this_process
 from midstream.envs.pool.instances import LAYERS, layer_instances
-from midstream.envs.pool.mounts import mounts_below, unmount
-from midstream.envs.pool.owners import this_process
 from midstream.envs.sandboxes import marks
 from midstream.envs.sandboxes.isolation.cgroups import list_leftover_cgroups, remove_leftover_cgroups
 from midstream.envs.sandboxes.isolation.user import NOBODY

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from midstream.envs.errors import EnvironmentFailure, SandboxFailure, SnapshotError
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.owners import this_process
 from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.sandboxes.files import Files
 from midstream.envs.sandboxes.isolation import Isolation
@@ -101,17 +103,26 @@ class LocalBackend:
             self._isolation,
             self._io,
             setup_timeout_s=self._setup_timeout_s,
-            gone=lambda: self._live.pop(name, None) and None,
+            gone=lambda: self._gone(name),
         )
         self._live[name] = sandbox
         try:
+            await self._blocking(claims.claim, self.root / name, spec.owner or this_process().label)
             await sandbox.begin(snapshot)
         except BaseException as error:
             await sandbox.destroy()
-            if isinstance(error, EnvironmentFailure) and not isinstance(error, (SandboxFailure, SnapshotError)):
+            if isinstance(error, EnvironmentFailure) and not isinstance(
+                error, (SandboxFailure, SnapshotError)
+            ):
                 raise SandboxFailure(str(error), "quota" if _is_exhausted(error) else "transient") from error
             raise
         return sandbox
+
+    def _gone(self, name: str) -> None:
+        del self._live[name]
+        # What could not be removed stays claimed, so that a reaper finds it.
+        if not (self.root / name).exists():
+            claims.release(self.root / name)
 
     async def _blocking(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._io, partial(work, *args, **kwargs))

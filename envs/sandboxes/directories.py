@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure
+from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.restore import remove_tree
 
@@ -51,7 +52,7 @@ def give_tree(directory: Path, owner: tuple[int, int]) -> None:
 def sandbox_root(owner: object, path: Path | str | None) -> Path:
     """The directory of all sandboxes; one of our own, removed with its owner, where none is set."""
     if path is None:
-        root = Path(tempfile.mkdtemp(prefix="midstream-"))
+        root = Path(tempfile.mkdtemp(prefix=temp_prefix()))
         weakref.finalize(owner, _remove_own, root, os.getpid())
         return root
     root = Path(path).absolute()

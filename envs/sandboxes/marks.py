@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from midstream.envs.pool.owners import Owner, is_alive, this_process
+from midstream.envs.ownership.owners import Owner, is_alive, this_process
 
 MARK = "MIDSTREAM_SANDBOX"
 END_POLL_S = 0.002

@@ -53,9 +53,7 @@ def ids(snapshots: Named) -> list[str]:
 def collect(store: Path, index: Index, keep: Named | None = ()) -> Collected:
     """Drops the snapshots that are neither pinned nor named, then blobs and packs without a use.
 
-    With `keep` None only what was deleted before goes.
-
-    A snapshot between its `put` and its pin is not pinned: have it pinned by `put`. While a wanted snapshot is
+    With `keep` None only what was deleted before goes. A snapshot between its `put` and its pin is not pinned: have it pinned by `put`. While a wanted snapshot is
     damaged no blob is deleted. Raises SnapshotError.
     """
     with _alone(store):

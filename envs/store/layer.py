@@ -19,8 +19,8 @@ from midstream.envs.store.records import WHITEOUT, Attributes, Entry, Tree, diff
 _ELSEWHERE = {b"redirect": "redirect_dir=off", b"metacopy": "metacopy=off"}
 
 
-def merged(base: Tree, layer: Mapping[bytes, Entry]) -> Tree:
-    """The tree of an overlay with this upper layer, scanned with its marks; hashed only where it differs.
+def merged(base: Tree, layer: Mapping[bytes, Entry]) -> dict[bytes, Entry | None]:
+    """What an overlay with this upper layer, scanned with its marks, changes in the tree.
 
     Raises SnapshotError for a layer that does not hold its own contents.
     """
@@ -41,7 +41,7 @@ def merged(base: Tree, layer: Mapping[bytes, Entry]) -> Tree:
             if path not in updates and any(above in hidden for above in parents(path)):
                 updates[path] = None
     _loosen_links(base, updates)
-    return base.updated({path: entry for path, entry in updates.items() if base.entries.get(path) != entry})
+    return {path: entry for path, entry in updates.items() if base.entries.get(path) != entry}
 
 
 def _marks(path: bytes, entry: Entry) -> dict[bytes, bytes]:

@@ -6,11 +6,12 @@ from pathlib import Path
 from midstream.envs.errors import WorkspaceLimit
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.layer import merged
-from midstream.envs.store.nodes import Ingest, Inode
+from midstream.envs.store.nodes import Ingest
 from midstream.envs.store.place import Owner
 from midstream.envs.store.records import Entry, Tree, Updates, difference, parents
 from midstream.envs.store.restore import change_tree, rewrite_tree
-from midstream.envs.store.scan import UNLIMITED, Scanned, StatCache, TreeLimits, hash_only, scan
+from midstream.envs.store.scan import UNLIMITED, TreeLimits, hash_only, scan
+from midstream.envs.store.statcache import Inode, Scanned, StatCache
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,11 @@ def look_afresh(directory: Path | str, expected: Tree) -> StatCache:
 def look_at_layer(directory: Path | str, before: Tree, ingest: Ingest, limits: TreeLimits) -> Seen:
     """The state that an overlay with this upper directory shows over a known one."""
     scanned = scan(directory, StatCache(), ingest, limits, layer=True)
-    tree = merged(before, _present(scanned))
+    updates = merged(before, _present(scanned))
+    tree = before.updated(updates)
     if len(tree.entries) > limits.entries:
         raise WorkspaceLimit(f"more than {limits.entries} entries in the workspace: delete some")
-    return Seen(StatCache(tree))
+    return Seen(StatCache(tree), updates)
 
 
 def rewind(

@@ -11,11 +11,11 @@ from midstream.envs.store.attributes import read_attributes
 from midstream.envs.store.chunks import FileMoved
 from midstream.envs.store.listing import Record, open_beneath
 from midstream.envs.store.records import Attributes, text
+from midstream.envs.store.statcache import Inode
 
 # Reads an open file of this size, at most so many bytes of it since holes need none; returns its hash and the bytes
 # that it read.
 Ingest = Callable[[int, int, int], tuple[bytes, int]]
-Inode = tuple[int, int]
 
 _NODE = os.O_PATH | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY

@@ -25,7 +25,7 @@ from midstream.envs.store.listing import distrusted
 from midstream.envs.store.looking import Seen
 from midstream.envs.store.records import EMPTY, Tree, Updates, changes, difference, text
 from midstream.envs.store.records import parent as directory_of
-from midstream.envs.store.scan import StatCache
+from midstream.envs.store.statcache import StatCache
 from midstream.envs.store.trees import Trees, full_row, new_row
 
 # Collectors that delete blobs while a snapshot is taken make it start anew, this often at most.

@@ -14,18 +14,18 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from midstream.envs.errors import SnapshotError, WorkspaceLimit
 from midstream.envs.store import listing
 from midstream.envs.store.chunks import read_content
 from midstream.envs.store.listing import Compared, Record
-from midstream.envs.store.nodes import Ingest, Inode, NodeReader, TreeMoved, shown
-from midstream.envs.store.records import EMPTY, WHITEOUT, Entry, Tree, joined, parents
+from midstream.envs.store.nodes import Ingest, NodeReader, TreeMoved, shown
+from midstream.envs.store.records import WHITEOUT, Entry, joined, parents
+from midstream.envs.store.statcache import Inode, Scanned, StatCache
 
 # The kernel stamps mtime and ctime from a clock that ticks every 1 to 10 ms. A file that was read within this
 # time of its last change may have changed again under the same stamp, so it is read again next time.
@@ -35,8 +35,6 @@ SCAN_ATTEMPTS = 4
 
 _KINDS = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l", stat.S_IFIFO: "p", stat.S_IFSOCK: "s"}
 _NODE = os.O_PATH | os.O_NOFOLLOW
-
-V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -52,33 +50,6 @@ class TreeLimits:
 
 
 UNLIMITED = TreeLimits(1 << 62, 1 << 62, 1 << 62)
-
-
-@dataclass
-class StatCache:
-    """What the last scan of one directory saw, so that only what differs from it is read.
-
-    `listings` by directory; `linked` are the files that have several names, by path.
-    """
-
-    tree: Tree = EMPTY
-    listings: dict[bytes, bytes] = field(default_factory=dict)
-    linked: dict[bytes, Inode] = field(default_factory=dict)
-
-
-@dataclass
-class Scanned:
-    """What a scan found to differ from its cache; None is what is gone."""
-
-    updates: dict[bytes, Entry | None] = field(default_factory=dict)
-    listings: dict[bytes, bytes | None] = field(default_factory=dict)
-    linked: dict[bytes, Inode | None] = field(default_factory=dict)
-
-    def into(self, cache: StatCache, tree: Tree) -> None:
-        """Makes the cache that of this scan, whose result is the tree."""
-        cache.tree = tree
-        _merge(cache.listings, self.listings)
-        _merge(cache.linked, self.linked)
 
 
 def hash_only(fd: int, size: int, allowance: int) -> tuple[bytes, int]:
@@ -157,7 +128,7 @@ class _Scan:
         finally:
             self._nodes.close_again()
         self._note(b"", Entry("d", stat.S_IMODE(info.st_mode), info.st_mtime_ns, attributes=attributes))
-        self._group_links()
+        self._found.group_links(self._cache)
         return self._found
 
     def _walk(self, only: frozenset[bytes] | None) -> None:
@@ -307,30 +278,6 @@ class _Scan:
             self._found.linked[path] = record.device, record.inode
         elif path in self._cache.linked:
             self._found.linked[path] = None
-
-    def _group_links(self) -> None:
-        """Gives the names of one file their common first one, and takes it from those that are alone now."""
-        if not self._found.linked and not self._cache.linked:
-            return
-        linked = dict(self._cache.linked)
-        _merge(linked, self._found.linked)
-        groups: dict[Inode, list[bytes]] = {}
-        for path, inode in linked.items():
-            groups.setdefault(inode, []).append(path)
-        links = {path: min(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
-        for path in {*self._cache.linked, *linked}:
-            entry = self._found.updates.get(path, self._cache.tree.entries.get(path))
-            if entry is not None and entry.link != links.get(path, b""):
-                entry = entry._replace(link=links.get(path, b""))
-                self._found.updates[path] = entry
-
-
-def _merge(known: dict[bytes, V], found: Mapping[bytes, V | None]) -> None:
-    for path, value in found.items():
-        if value is None:
-            known.pop(path, None)
-        else:
-            known[path] = value
 
 
 def _below(path: bytes, directories: set[bytes]) -> bool:

@@ -22,13 +22,13 @@ from midstream.envs.store.durable import drop_what_a_power_cut_took, mark_synced
 from midstream.envs.store.index import Fsync, Index, insert_pins, read_row
 from midstream.envs.store.layer import write_layer
 from midstream.envs.store.looking import Seen, look_afresh, look_at_layer, look_at_tree, rewind
-from midstream.envs.store.nodes import Inode
 from midstream.envs.store.place import Owner
 from midstream.envs.store.recording import Baseline as Baseline
 from midstream.envs.store.recording import Recorder
 from midstream.envs.store.records import EMPTY, Tree, changes, difference
 from midstream.envs.store.restore import make_empty, removed_on_failure, write_tree
 from midstream.envs.store.scan import TreeLimits
+from midstream.envs.store.statcache import Inode
 from midstream.envs.store.trees import Trees
 from midstream.envs.store.verify import Damage, verify
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
+from midstream.envs.ownership.claims import temp_prefix
 from midstream.local.engine.lifeline import PARENT_PID_ENV
 
 LAUNCHER_MODULE = "midstream.local.engine.launch"
@@ -106,7 +107,7 @@ class EngineProcess:
 
 def make_temporary_dir() -> Path:
     """A private directory with a path short enough for socket files."""
-    return Path(tempfile.mkdtemp(prefix="midstream-engine-"))
+    return Path(tempfile.mkdtemp(prefix=temp_prefix("engine")))
 
 
 def session_pids(session: int) -> list[int]:

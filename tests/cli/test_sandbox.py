@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from midstream.cli.main import main
-from midstream.envs.pool import claims
-from midstream.envs.pool.owners import this_process
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.owners import this_process
 
 GONE = replace(this_process("old-job"), start=this_process().start - 1)
 

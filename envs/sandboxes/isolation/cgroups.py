@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from midstream.envs.pool.owners import Owner, is_alive, this_process
+from midstream.envs.ownership.owners import Owner, is_alive, this_process
 from midstream.envs.sandboxes.isolation.limits import ProcessLimits
 
 PREFIX = "midstream+"

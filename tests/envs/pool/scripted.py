@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure, SandboxFailure, SnapshotMissing
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
 from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.sandboxes.marks import MARK
 from midstream.envs.sandboxes.protocol import Capabilities, ExecResult, SandboxSpec

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from midstream.envs.errors import SandboxFailure
+from midstream.envs.ownership.owners import Owner, this_process
 from midstream.envs.pool import limits as limits_module
 from midstream.envs.pool.ledger import Ledger
 from midstream.envs.pool.limits import Limits, SharedCounts, Slot, reserve
-from midstream.envs.pool.owners import Owner, this_process
 
 NewLimits = Callable[..., Limits]
 KILLS = 30 if os.environ.get("MIDSTREAM_SOAK") else 4
@@ -28,7 +28,7 @@ import asyncio, random, sys, time
 from pathlib import Path
 from midstream.envs.pool.ledger import Ledger
 from midstream.envs.pool.limits import Limits
-from midstream.envs.pool.owners import this_process
+from midstream.envs.ownership.owners import this_process
 
 async def hold(limits, until):
     while time.time() < until:

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
+from midstream.envs.ownership.mounts import mounts_below
+from midstream.envs.ownership.owners import Owner, this_process
 from midstream.envs.pool.limits import SharedCounts
-from midstream.envs.pool.mounts import mounts_below
-from midstream.envs.pool.owners import Owner, this_process
 from midstream.envs.pool.pool import Pool
 from midstream.envs.pool.reaper import Reaped, reap
 from midstream.envs.pool.settings import PoolSettings

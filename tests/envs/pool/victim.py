@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from midstream.envs.pool import claims
+from midstream.envs.ownership import claims
 from midstream.envs.pool.leases import Lease
 from midstream.envs.pool.pool import Pool
 from midstream.envs.pool.settings import PoolSettings

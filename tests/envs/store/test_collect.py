@@ -42,7 +42,7 @@ def test_pins_and_names_keep_and_the_rest_goes(store, tree, tmp_path):
     assert store.collect().snapshots == 1
     assert [snapshot in store for snapshot in snapshots] == [False, True, False, True, False]
     store.unpin(snapshots, "one")
-    store.delete([snapshots[3]])
+    store.delete([snapshots[3]], "two")
     assert store.pins() == {}
     store.collect()
     assert store.statistics().to_json() | {"bytes": 0} == {

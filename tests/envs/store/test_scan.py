@@ -20,7 +20,8 @@ from midstream.envs.errors import SnapshotError, WorkspaceLimit
 from midstream.envs.store import listing as listings
 from midstream.envs.store.chunks import read_content
 from midstream.envs.store.records import EMPTY
-from midstream.envs.store.scan import RACY_NS, StatCache, TreeLimits, hash_only, scan
+from midstream.envs.store.scan import RACY_NS, TreeLimits, hash_only, scan
+from midstream.envs.store.statcache import StatCache
 from midstream.envs.store.store import Baseline, SnapshotStore
 from tests.envs.store.trees import TREES, build, edit
 

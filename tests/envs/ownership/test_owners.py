@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from midstream.envs.pool.owners import Owner, is_alive, is_of_earlier_boot, this_process
+from midstream.envs.ownership.owners import Owner, is_alive, is_of_earlier_boot, this_process
 
-LABEL = "from midstream.envs.pool.owners import this_process; print(this_process('a job').label, flush=True)"
+LABEL = (
+    "from midstream.envs.ownership.owners import this_process; print(this_process('a job').label, flush=True)"
+)
 
 
 def test_a_label_says_all_of_its_owner_in_a_word_for_any_file_name() -> None:

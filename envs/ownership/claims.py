@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from midstream.envs.errors import EnvironmentFailure
-from midstream.envs.pool.mounts import is_local
-from midstream.envs.pool.owners import Owner, is_alive, is_of_earlier_boot, this_process
+from midstream.envs.ownership.mounts import is_local
+from midstream.envs.ownership.owners import Owner, is_alive, is_of_earlier_boot, this_process
 
 SILENT_S = 900.0
 TEMP_PREFIX = "midstream-"
