@@ -186,7 +186,7 @@ class WorkspaceFactory:
             self.settings.backend, root, store, isolation, setup_timeout_s=self.settings.step_timeout_s
         )
         self.pool = Pool(self.backend, pool_settings(self.settings.pool, root))
-        self.retention = Retention(store, keeps_all=config.snapshots.keep == "all")
+        self.retention = Retention(self.backend, keeps_all=config.snapshots.keep == "all")
 
     async def start(self, task: Task) -> WorkspaceEnvironment:
         """A workspace with the task's files, its `pre_commands` run.
@@ -230,8 +230,8 @@ class WorkspaceFactory:
     async def close(self) -> None:
         """Ends every sandbox and gives all back; the snapshots stay."""
         await self.pool.close()
-        await self.backend.close()
         await self.retention.close()
+        await self.backend.close()
 
     async def _begun(self, task: Task) -> Lease:
         check_metadata(task.metadata)

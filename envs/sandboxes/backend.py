@@ -43,9 +43,12 @@ class LocalBackend:
         *,
         forks_by_mount: bool = False,
         setup_timeout_s: float = SETUP_TIMEOUT_S,
+        forget: Callable[[Sequence[Snapshot]], list[Snapshot]] = list,
         closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`closed` gives back what the backend's workspaces share."""
+        """`forget` drops what the workspaces share for these snapshots, and returns those that the store may
+        drop; `closed` gives back all of it.
+        """
         self.name = name
         self.root = root
         self.store = store
@@ -55,6 +58,7 @@ class LocalBackend:
         self._isolation = isolation
         self._new_files = new_files
         self._setup_timeout_s = setup_timeout_s
+        self._forget = forget
         self._closed = closed
         self._io: Executor = ThreadPoolExecutor(FILE_THREADS, "midstream-files")
         self._live: dict[str, LocalSandbox] = {}
@@ -85,6 +89,15 @@ class LocalBackend:
 
     async def import_snapshot(self, source: Path) -> Snapshot:
         return await self._blocking(self.store.import_snapshot, source)
+
+    async def pin(self, snapshot: Snapshot, owner: str) -> None:
+        await self._blocking(self.store.pin, [snapshot], owner)
+
+    async def forget(self, snapshots: Sequence[Snapshot], owner: str) -> None:
+        await self._blocking(self._drop, snapshots, owner)
+
+    async def sweep(self) -> int:
+        return (await self._blocking(self.store.sweep)).bytes
 
     async def gc(self, keep: Iterable[str] = ()) -> int:
         return (await self._blocking(self.store.collect, tuple(keep))).bytes
@@ -117,6 +130,9 @@ class LocalBackend:
                 raise SandboxFailure(str(error), "quota" if _is_exhausted(error) else "transient") from error
             raise
         return sandbox
+
+    def _drop(self, snapshots: Sequence[Snapshot], owner: str) -> None:
+        self.store.delete(self._forget(snapshots), owner)
 
     def _gone(self, name: str) -> None:
         del self._live[name]

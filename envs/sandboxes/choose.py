@@ -53,5 +53,6 @@ def choose_backend(
         partial(OverlayFiles, layers=layers),
         forks_by_mount=True,
         setup_timeout_s=setup_timeout_s,
+        forget=layers.forget,
         closed=layers.close,
     )

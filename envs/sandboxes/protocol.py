@@ -144,6 +144,18 @@ class Backend(Protocol):
 
     async def import_snapshot(self, source: Path) -> Snapshot: ...
 
+    async def pin(self, snapshot: Snapshot, owner: str) -> None:
+        """Keeps the snapshot, also through a power cut, until its owner forgets it. Raises SnapshotMissing."""
+        ...
+
+    async def forget(self, snapshots: Sequence[Snapshot], owner: str) -> None:
+        """Nobody will restore these again, as far as this owner of pins is concerned."""
+        ...
+
+    async def sweep(self) -> int:
+        """Frees what forgotten snapshots alone needed; returns the bytes."""
+        ...
+
     async def gc(self, keep: Iterable[str] = ()) -> int:
         """Deletes snapshots that are neither pinned nor named; returns the bytes freed."""
         ...

@@ -224,9 +224,9 @@ def test_a_damaged_content_is_named_and_not_restored(plain, loop):
         environment = await plain.start(TASK)
         snapshot = await environment.snapshot()
         await environment.close()
-        (pack,) = (plain.retention.store.path / "packs").iterdir()
+        (pack,) = (plain.backend.store.path / "packs").iterdir()
         content = bytearray(pack.read_bytes())
-        content[len(content) // 2] ^= 1
+        content[-3] ^= 1
         pack.write_bytes(content)
         with pytest.raises(SnapshotDamaged, match=pack.name):
             await plain.resume(TASK, snapshot)
@@ -299,7 +299,7 @@ def test_what_nobody_will_resume_is_forgotten(factory, loop):
         await environment.step("echo ok > f1")
         snapshot = await environment.snapshot()
         await environment.rest()
-        assert snapshot.id in factory.retention.store.pins()["resting"]
+        assert snapshot.id in factory.backend.store.pins()["resting"]
         await factory.forget([snapshot])
         assert factory.metrics()["sandbox/in_use"] == factory.metrics()["sandbox/hot"] == 0
         with pytest.raises(SnapshotMissing):

@@ -8,7 +8,7 @@ replaced by its base and one layer with all changes since.
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -138,6 +138,17 @@ class Layers:
             self.in_background(self._compact, replace(known, stack=shorter))
         else:
             self.release(shorter)
+
+    def forget(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        """Drops layers that these alone need, and returns those that the store may drop as well.
+
+        Left out are snapshots that new sandboxes begin with.
+        """
+        with self._lock:
+            bases = set(self._bases.values())
+        wanted = [snapshot for snapshot in snapshots if snapshot.id not in bases]
+        self._remove(self._stacks.forget(snapshot.id for snapshot in wanted))
+        return wanted
 
     def in_background(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs, in order, what may be slow and nobody waits for; what fails there is logged."""

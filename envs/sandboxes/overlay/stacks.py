@@ -6,7 +6,7 @@ as long as a sandbox or a snapshot that is remembered uses it.
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from midstream.envs.protocol import Snapshot
@@ -66,6 +66,15 @@ class Stacks:
             unused = self._moved(known, self._short(known.stack))
             self._uses.update(self._known[snapshot_id].stack)
             return self._known[snapshot_id], unused
+
+    def forget(self, snapshot_ids: Iterable[str]) -> list[str]:
+        """Remembers these snapshots no longer; sandboxes that are built on them keep their layers."""
+        unused: list[str] = []
+        with self._lock:
+            for snapshot_id in snapshot_ids:
+                if (known := self._known.pop(snapshot_id, None)) is not None:
+                    unused += self._released(known.stack)
+        return unused
 
     def shortened(self, stack: Stack) -> Stack:
         """The same tree in as few layers as there are for it, which the caller holds from now on."""
