@@ -228,7 +228,7 @@ def test_a_damaged_content_is_named_and_not_restored(plain, loop):
         content = bytearray(pack.read_bytes())
         content[-3] ^= 1
         pack.write_bytes(content)
-        with pytest.raises(SnapshotDamaged, match=pack.name):
+        with pytest.raises(SnapshotDamaged, match=pack.stem):
             await plain.resume(TASK, snapshot)
         with pytest.raises(SnapshotMissing):
             await plain.resume(TASK, Snapshot("none", "none"))

@@ -16,16 +16,21 @@ COMMAND_TIMEOUT_S = 60.0
 READ = "utf-8", "surrogateescape"
 
 
-@pytest.fixture(params=PROJECTS, ids=lambda project: project.name)
-def project(request: pytest.FixtureRequest) -> Project:
-    return request.param
+# From which backend to which, for each project; the way back is gone once.
+WAYS = [(project, "overlay", "store") for project in PROJECTS] + [(PROJECTS[0], "store", "overlay")]
 
 
+@pytest.mark.parametrize(("project", "here", "there"), WAYS, ids=lambda way: getattr(way, "name", way))
 def test_every_turn_is_gone_on_from_with_the_same_state_and_the_same_test_results(
-    project: Project, backends: dict[str, LocalBackend], loop: asyncio.Runner, tmp_path: Path
+    project: Project,
+    here: str,
+    there: str,
+    backends: dict[str, LocalBackend],
+    loop: asyncio.Runner,
+    tmp_path: Path,
 ):
     spec = SandboxSpec(files=dict(_texts(project.source())))
-    first, other = backends.values()
+    first, other = backends[here], backends[there]
 
     snapshots, reports = loop.run(_worked(first, spec, project))
 
