@@ -245,7 +245,7 @@ def test_privileges_are_not_to_be_had(sh, command):
     [
         "/root",
         "/home",
-        "/work",
+        "/srv",
         "/etc/shadow",
         "/var",
         "/run",

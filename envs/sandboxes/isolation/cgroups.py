@@ -87,10 +87,11 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class CgroupRoot:
-    """A group below which this process may make others."""
+    """A group below which this process may make others. `top` is where its hierarchy is mounted."""
 
     path: Path
     version: Literal[1, 2]
+    top: Path
 
     def new(self, limits: ProcessLimits) -> Cgroup:
         """A group with these limits, named after this process. Raises OSError."""
@@ -123,14 +124,17 @@ def find_cgroup_root() -> CgroupRoot | None:
 
 
 def list_leftover_cgroups() -> list[Path]:
-    """The groups of processes that have ended, on this host and as far as this process can tell."""
+    """The groups of this user's processes that have ended, on this host and as far as this process can tell.
+
+    They may lie anywhere in the hierarchy: a job is started in another group each time by some.
+    """
     root = find_cgroup_root()
     if root is None:
         return []
     leftover = []
-    for path in root.path.glob(f"{PREFIX}*"):
+    for path in _named_below(root.top):
         owner = Owner.parse(path.name.removeprefix(PREFIX).rpartition("+")[0])
-        if owner is not None and is_alive(owner) is False:
+        if owner is not None and is_alive(owner) is False and _is_own(path):
             leftover.append(path)
     return leftover
 
@@ -168,6 +172,26 @@ def _try(root: CgroupRoot) -> None:
         group.remove()
 
 
+def _named_below(group: Path) -> Iterator[Path]:
+    """Groups of sandboxes in this one or deeper; what is in them is no group of ours."""
+    try:
+        below = [Path(entry.path) for entry in os.scandir(group) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for path in below:
+        if path.name.startswith(PREFIX):
+            yield path
+        else:
+            yield from _named_below(path)
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
 def _candidates() -> Iterator[CgroupRoot]:
     own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     mounts = [line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -180,9 +204,9 @@ def _candidates() -> Iterator[CgroupRoot]:
                 # A group with processes in it has no children with limits, unless it is the topmost.
                 for group in (below, below.parent):
                     if "memory" in _controllers(group):
-                        yield CgroupRoot(group, 2)
+                        yield CgroupRoot(group, 2, Path(mount[4]))
             elif "memory" in controllers.split(",") and kind == "cgroup" and "memory" in options:
-                yield CgroupRoot(below, 1)
+                yield CgroupRoot(below, 1, Path(mount[4]))
 
 
 def _below(mount_point: str, mounted: str, path: str) -> Path:
