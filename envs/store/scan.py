@@ -243,9 +243,9 @@ class _Scan:
         if kind is None:
             raise WorkspaceLimit(f"{shown(path)} is a device, which cannot be recorded: remove it")
         mode = stat.S_IMODE(record.mode)
+        self._note_links(path, record)
         if kind == "f":
             content, attributes = self._nodes.file(path, record)
-            self._note_links(path, record)
             self._note(path, Entry(kind, mode, record.mtime_ns, record.size, content, attributes))
         elif kind == "d":
             attributes = self._nodes.directory_attributes(path)
@@ -268,13 +268,13 @@ class _Scan:
 
     def _note(self, path: bytes, entry: Entry) -> None:
         before = self._cache.tree.entries.get(path)
-        if before is not None:
+        if before is not None and before.link and entry.kind == "f":
             entry = entry._replace(link=before.link)
         if entry != before:
             self._found.updates[path] = entry
 
     def _note_links(self, path: bytes, record: Record) -> None:
-        if record.links > 1:
+        if record.links > 1 and stat.S_ISREG(record.mode):
             self._found.linked[path] = record.device, record.inode
         elif path in self._cache.linked:
             self._found.linked[path] = None
