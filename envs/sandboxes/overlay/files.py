@@ -137,7 +137,6 @@ class OverlayFiles:
         """Removes all that is on disk. Of what was frozen, only what is harvested by now is left."""
         self._leave()
         if self.directory.exists():
-            self.directory.chmod(0o700)
             self.directory.rmdir()
 
     def _begin(self, stack: Stack, snapshot: Snapshot, state: Mapping[str, str]) -> None:

@@ -241,9 +241,11 @@ class Layers:
 
     def _compact(self, known: Known) -> None:
         """Prepares a base and one layer in place of a deep stack; sandboxes go over at their next snapshot."""
-        base = known.stack[0]
+        base, target = known.stack[0], known.snapshot
         try:
-            layer = self._delta(self._tree(base), known.snapshot, known.state)
+            if target not in self.store:
+                target = self.record_again(known.stack)
+            layer = self._delta(self._tree(base), target, known.state)
             self._remove(self._stacks.shorten(known, (base, layer)))
         finally:
             self.release(known.stack)
