@@ -48,6 +48,8 @@ class OverlayFiles:
         self._live = ""
         self._mount = -1
         self._attached = False
+        # What a new mount took the place of. It goes when nobody waits: the kernel forgets its files one by one.
+        self._replaced: deque[tuple[Stack, str, int]] = deque()
         self._harvesting = threading.RLock()
         self._pending: deque[Frozen] = deque()
         # The last snapshot with its state, and the one whose tree is that of the layers harvested last.
@@ -116,6 +118,7 @@ class OverlayFiles:
         Raises WorkspaceLimit or SnapshotError, and can then be called again.
         """
         with self._harvesting:
+            self._dismantle()
             while frozen.snapshot is None:
                 if not self._pending:
                     raise SnapshotError(f"the workspace {self.directory.name} was left before its harvest")
@@ -156,10 +159,15 @@ class OverlayFiles:
             for frozen in self._pending:
                 self._layers.release(frozen.stack)
             self._pending.clear()
+            self._dismantle()
         if self._live:
             self._layers.places.remove(self._live)
         self._layers.release(self._stack)
         self._live, self._stack, self._attached = "", (), False
+
+    def _dismantle(self) -> None:
+        while self._replaced:
+            self._layers.in_background(_remove_mount, self._layers, *self._replaced.popleft())
 
     def _close_mount(self) -> None:
         if self._mount >= 0:
@@ -175,7 +183,7 @@ class OverlayFiles:
 
     def _swap(self, mounted: Mounted | None) -> None:
         """Raises SnapshotError with nothing changed, OSError where the workspace is lost."""
-        layers, old = self._layers, (self._stack, self._live, self._mount)
+        old = self._stack, self._live, self._mount
         there = os.fstat(self._mount)
         try:
             self._stack, self._live, self._mount = self._next()
@@ -184,12 +192,9 @@ class OverlayFiles:
                 mounted.unseal(there)
             raise
         self._attached = mounted is not None
-        try:
-            if mounted is not None:
-                mounted.replace(there, self._mount)
-        finally:
-            # The kernel forgets the files of a mount, one by one, when the last who holds it lets go.
-            layers.in_background(_dismantle, layers, *old)
+        self._replaced.append(old)
+        if mounted is not None:
+            mounted.replace(there, self._mount)
 
     def _next(self) -> tuple[Stack, str, int]:
         """What was written becomes a layer: the new stack, held, a place to write to, and a mount of both."""
@@ -273,7 +278,7 @@ class OverlayFiles:
         return replace(snapshot, parent=last.id, changes=self._layers.store.diff(last, snapshot))
 
 
-def _dismantle(layers: Layers, stack: Stack, live: str, mount: int) -> None:
+def _remove_mount(layers: Layers, stack: Stack, live: str, mount: int) -> None:
     os.close(mount)
     layers.places.strip(live)
     layers.release(stack)
