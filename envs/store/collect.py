@@ -53,10 +53,10 @@ def ids(snapshots: Named) -> list[str]:
 def collect(store: Path, index: Index, keep: Named | None = ()) -> Collected:
     """Drops the snapshots that are neither pinned nor named, then blobs and packs without a use.
 
-    With `keep` None only what was deleted before goes. A snapshot between its `put` and its pin is not pinned: have it pinned by `put`. While a wanted snapshot is
-    damaged no blob is deleted. Raises SnapshotError.
+    With `keep` None only what was deleted before goes. A snapshot between its `put` and its pin is not pinned: have
+    it pinned by `put`. While a wanted snapshot is damaged no blob is deleted. Raises SnapshotError.
     """
-    with _alone(store):
+    with alone(store):
         dropped, blobs, packs = _drop(index, None if keep is None else set(ids(keep)), Contents(store, index))
         packs += _rewrite_mostly_dead(store, index)
         freed = sum(_unlink(store / "packs" / (name + SUFFIX)) for name in packs)
@@ -67,8 +67,8 @@ def collect(store: Path, index: Index, keep: Named | None = ()) -> Collected:
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[None]:
-    """One collector at a time; a second waits."""
+def alone(store: Path) -> Iterator[None]:
+    """Keeps collectors out: they wait for the end of the block, as it does for theirs."""
     fd = os.open(store / "collect.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -60,6 +60,10 @@ class Row(NamedTuple):
     pruned: bool
 
 
+# Connections of a parent process.
+_inherited: list[sqlite3.Connection] = []
+
+
 class EpochMoved(Exception):
     """Blobs were deleted since the epoch that a writer relies on."""
 
@@ -72,17 +76,25 @@ class Index:
         self.path = path
         self._fsync = fsync
         self._local = threading.local()
-        with self.writing() as connection:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-                for statement in _SCHEMA.split(";\n"):
-                    connection.execute(statement)
-                facts = [("format", FORMAT), ("epoch", 0)]
-                connection.executemany("INSERT INTO meta VALUES (?, ?)", facts)
+        with self.reading() as connection:
+            made = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+        if not made:
+            self._make()
+        with self.reading() as connection:
             (found,) = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if found != FORMAT:
             raise SnapshotError(
                 f"{path} has format {found}, this version reads {FORMAT}: use another directory"
             )
+
+    def _make(self) -> None:
+        with self.writing() as connection:
+            # Another process may have been first.
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+                for statement in _SCHEMA.split(";\n"):
+                    connection.execute(statement)
+                facts = [("format", FORMAT), ("epoch", 0)]
+                connection.executemany("INSERT INTO meta VALUES (?, ?)", facts)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -112,6 +124,9 @@ class Index:
         known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
         if known is not None and known[0] == os.getpid():
             return known[1]
+        if known is not None:
+            # The parent's: to close it here could touch files that the parent uses.
+            _inherited.append(known[1])
         connection = sqlite3.connect(
             self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )

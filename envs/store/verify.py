@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.envs.errors import SnapshotDamaged
+from midstream.envs.store.collect import alone
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.index import Index, read_row
 from midstream.envs.store.liveness import broken_snapshots
@@ -39,14 +40,13 @@ def verify(store: Path, index: Index) -> list[Damage]:
 
     Raises SnapshotDamaged where the index itself cannot be read.
     """
-    with index.reading() as connection:
-        found = _check_index(index, connection)
+    with alone(store), index.reading() as connection:
+        _check_index(index, connection)
         bad_packs = _check_packs(store, connection)
         lost = {blob for _, blobs in bad_packs.values() for blob in blobs}
         contents = Contents(store, index)
-        unreadable = _check_snapshots(index, connection)
-        found += unreadable
-        if unreadable:
+        found = _check_snapshots(index, connection)
+        if found:
             return found + [Damage(what, pack, _hex(blobs)) for pack, (what, blobs) in bad_packs.items()]
         broken = broken_snapshots(
             connection, contents, lambda blobs: (blobs - contents.existing(blobs)) | blobs & lost
@@ -69,14 +69,13 @@ def _hex(blobs: set[bytes]) -> tuple[str, ...]:
     return tuple(sorted(blob.hex() for blob in blobs))
 
 
-def _check_index(index: Index, connection: sqlite3.Connection) -> list[Damage]:
+def _check_index(index: Index, connection: sqlite3.Connection) -> None:
     rows = [text for (text,) in connection.execute("PRAGMA integrity_check")]
     if rows != ["ok"]:
         raise SnapshotDamaged(
             f"the index {index.path} is damaged ({'; '.join(rows[:3])}): move the store's directory away and begin"
             " a new one, with the snapshots that were exported"
         )
-    return []
 
 
 def _check_packs(store: Path, connection: sqlite3.Connection) -> dict[str, tuple[str, set[bytes]]]:

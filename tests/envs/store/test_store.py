@@ -161,7 +161,7 @@ def test_hard_links_are_followed_through_edits(store, tree, tmp_path):
         lambda: os.link(tree / "b", tree / "a"),
         lambda: (os.unlink(tree / "a"), os.symlink("nowhere", tree / "a")),
         lambda: (os.unlink(tree / "a"), os.link(tree / "b", tree / "a")),
-        lambda: (os.unlink(tree / "a"), os.mkdir(tree / "a")),
+        lambda: (os.unlink(tree / "a"), (tree / "a").mkdir()),
         lambda: os.link(tree / "sub" / "b", tree / "a" / "b"),
     ]
     states = []
