@@ -80,7 +80,7 @@ class OverlaySandbox:
         """The workspace of another sandbox in the state of the last snapshot: its mount, and nothing else."""
         files = self._new_files(self._backend)
         began = time.perf_counter()
-        await self._in_thread(partial(files.restore, self.last))
+        await self._in_thread(partial(files.restore, self.last, self._spec))
         took_s = time.perf_counter() - began
         await self._in_thread(files.destroy)
         return took_s

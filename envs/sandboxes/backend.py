@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from midstream.envs.errors import EnvironmentFailure, SandboxFailure, SnapshotError
 from midstream.envs.ownership import claims
@@ -39,7 +39,7 @@ class LocalBackend:
         root: Path,
         store: SnapshotStore,
         isolation: Isolation,
-        new_files: Callable[[Path], Files],
+        new_files: Callable[[Path], Files[Any]],
         *,
         forks_by_mount: bool = False,
         setup_timeout_s: float = SETUP_TIMEOUT_S,

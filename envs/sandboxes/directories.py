@@ -1,7 +1,6 @@
 """The directories of sandboxes: where they lie, and what a task puts into one."""
 
 import os
-import shutil
 import stat
 import tempfile
 import weakref
@@ -65,4 +64,4 @@ def sandbox_root(owner: object, path: Path | str | None) -> Path:
 
 def _remove_own(root: Path, pid: int) -> None:
     if pid == os.getpid():  # Not in a forked child that exits.
-        shutil.rmtree(root, ignore_errors=True)
+        remove_tree(root)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.protocol import SandboxSpec
@@ -23,7 +23,21 @@ class Running:
     mapped: frozenset[tuple[int, int]] = frozenset()
 
 
-class Files(Protocol):
+@dataclass(eq=False, kw_only=True)
+class Frozen:
+    """A state of a workspace that nothing changes any more; `snapshot` once it is recorded.
+
+    `remounted`: the shell must enter its directory again before its next command.
+    """
+
+    remounted: bool = False
+    snapshot: Snapshot | None = None
+
+
+F = TypeVar("F", bound=Frozen)
+
+
+class Files(Protocol[F]):
     """The workspace of one sandbox. Calls block, come one at a time, and may come from any thread."""
 
     @property
@@ -43,15 +57,24 @@ class Files(Protocol):
         """A descriptor of the workspace as the shell that runs now sees it; the caller closes it."""
         ...
 
-    def snapshot(self, state: Mapping[str, str], running: Running) -> tuple[Snapshot, bool]:
-        """The snapshot of now, and whether the shell must enter its directory again.
+    def freeze(self, state: Mapping[str, str], running: Running) -> F:
+        """Holds on to the state of now; when it returns, the sandbox may go on.
 
-        Raises WorkspaceLimit or SnapshotError.
+        Raises WorkspaceLimit or SnapshotError, with nothing changed.
         """
         ...
 
-    def restore(self, snapshot: Snapshot) -> dict[str, str]:
+    def harvest(self, frozen: F) -> Snapshot:
+        """The snapshot of a frozen state, which is then in the store; before `destroy`.
+
+        Raises WorkspaceLimit or SnapshotError, and can then be called again.
+        """
+        ...
+
+    def restore(self, snapshot: Snapshot, spec: SandboxSpec) -> dict[str, str]:
         """Makes the workspace that of the snapshot; no process runs. Returns the state recorded beside it.
+
+        `spec` is what the sandbox that it was taken of began with, and may make up most of it.
 
         Raises SnapshotMissing, RestoreMismatch or SnapshotError.
         """

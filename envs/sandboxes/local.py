@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from midstream.envs.errors import EnvironmentFailure, SnapshotError
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.beneath import read_beneath, write_beneath
-from midstream.envs.sandboxes.files import Files
+from midstream.envs.sandboxes.files import Files, Frozen
 from midstream.envs.sandboxes.isolation import Isolation
 from midstream.envs.sandboxes.protocol import ExecResult, SandboxSpec
 from midstream.envs.sandboxes.session import ShellSession
@@ -31,7 +31,7 @@ class LocalSandbox:
         self,
         name: str,
         spec: SandboxSpec,
-        files: Files,
+        files: Files[Any],
         isolation: Isolation,
         io: Executor,
         *,
@@ -63,7 +63,7 @@ class LocalSandbox:
             if snapshot is None:
                 await self._blocking(self._files.create, self._spec)
             else:
-                self._session.set_state(await self._blocking(self._files.restore, snapshot))
+                self._session.set_state(await self._blocking(self._files.restore, snapshot, self._spec))
             await self._session.start()
 
     async def exec(self, command: str, timeout_s: float) -> ExecResult:
@@ -88,15 +88,15 @@ class LocalSandbox:
 
     async def snapshot(self) -> Snapshot:
         with self._used(may_fail=SnapshotError):
-            snapshot, moved = await self._blocking(self._record, self._session.state())
-            if moved:
+            frozen = await self._blocking(self._freeze, self._session.state())
+            if frozen.remounted:
                 await self._session.reenter()
-        return snapshot
+            return await self._blocking(self._files.harvest, frozen)
 
     async def restore(self, snapshot: Snapshot) -> None:
         with self._used():
             await self._session.end()
-            self._session.set_state(await self._blocking(self._files.restore, snapshot))
+            self._session.set_state(await self._blocking(self._files.restore, snapshot, self._spec))
             await self._session.start()
 
     async def pause(self) -> None:
@@ -129,9 +129,9 @@ class LocalSandbox:
             finally:
                 self._gone()
 
-    def _record(self, state: dict[str, str]) -> tuple[Snapshot, bool]:
+    def _freeze(self, state: dict[str, str]) -> Frozen:
         with self._session.stopped() as running:
-            return self._files.snapshot(state, running)
+            return self._files.freeze(state, running)
 
     def _within(self, work: Callable[..., T], *args: Any) -> T:
         root = self._files.open(self._session.init_pid)

@@ -7,7 +7,7 @@ from pathlib import Path
 from midstream.envs.errors import RestoreMismatch
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.directories import write_files
-from midstream.envs.sandboxes.files import Running
+from midstream.envs.sandboxes.files import Frozen, Running
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.restore import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
@@ -34,13 +34,18 @@ class PlainFiles:
     def open(self, init_pid: int | None) -> int:
         return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
-    def snapshot(self, state: Mapping[str, str], running: Running) -> tuple[Snapshot, bool]:
+    def freeze(self, state: Mapping[str, str], running: Running) -> Frozen:
+        """The whole snapshot: the folder is all there is, so nothing may change in it until it is recorded."""
         self._last = self._store.put(
             self.directory, self._last, baseline=self._baseline, state=state, mapped=running.mapped
         )
-        return self._last, False
+        return Frozen(snapshot=self._last)
 
-    def restore(self, snapshot: Snapshot) -> dict[str, str]:
+    def harvest(self, frozen: Frozen) -> Snapshot:
+        assert frozen.snapshot is not None
+        return frozen.snapshot
+
+    def restore(self, snapshot: Snapshot, spec: SandboxSpec) -> dict[str, str]:
         if self.directory.exists():
             digest = self._store.restore_in_place(
                 snapshot, self.directory, baseline=self._baseline, owner=self._owner

@@ -31,7 +31,8 @@ def merged(base: Tree, layer: Mapping[bytes, Entry]) -> dict[bytes, Entry | None
         old = base.entries.get(path)
         if _deletes(entry, marks):
             updates[path] = None
-            hidden.add(path)
+            if old is not None and old.kind == "d":
+                hidden.add(path)
             continue
         updates[path] = entry._replace(attributes=_unmarked(entry.attributes))
         if old is not None and old.kind == "d" and (entry.kind != "d" or marks.get(b"opaque") == b"y"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure, SnapshotError, SnapshotMissing
 from midstream.envs.protocol import Snapshot
-from midstream.envs.sandboxes.files import Running
+from midstream.envs.sandboxes.files import Frozen, Running
 from midstream.envs.sandboxes.overlay.layers import Layers
 from midstream.envs.sandboxes.overlay.mounts import MAX_LOWERS, Mounted, can_return
 from midstream.envs.sandboxes.overlay.stacks import Stack
@@ -17,19 +17,13 @@ from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import Baseline
 
 
-@dataclass(eq=False)
-class Frozen:
-    """A state that nothing changes any more, on its way into the store, where it is `snapshot`.
-
-    `stack` is its layers; `changed` says whether the newest is its own. `remounted`: the shell must enter its
-    directory again.
-    """
+@dataclass(eq=False, kw_only=True)
+class FrozenLayers(Frozen):
+    """`stack` is the layers of the state; `changed` says whether the newest is its own."""
 
     stack: Stack
     state: Mapping[str, str]
     changed: bool
-    remounted: bool = False
-    snapshot: Snapshot | None = None
 
 
 class OverlayFiles:
@@ -51,7 +45,7 @@ class OverlayFiles:
         # What a new mount took the place of. It goes when nobody waits: the kernel forgets its files one by one.
         self._replaced: deque[tuple[Stack, str, int]] = deque()
         self._harvesting = threading.RLock()
-        self._pending: deque[Frozen] = deque()
+        self._pending: deque[FrozenLayers] = deque()
         # The last snapshot with its state, and the one whose tree is that of the layers harvested last.
         self._last: Snapshot | None = None
         self._last_state: Mapping[str, str] = {}
@@ -82,17 +76,7 @@ class OverlayFiles:
     def open(self, init_pid: int | None) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._mount)
 
-    def snapshot(self, state: Mapping[str, str], running: Running) -> tuple[Snapshot, bool]:
-        frozen = self.freeze(state, running)
-        try:
-            return self.harvest(frozen), frozen.remounted
-        except SnapshotError as error:
-            if frozen.remounted:
-                # The shell will not be told to enter its directory again.
-                raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
-            raise
-
-    def freeze(self, state: Mapping[str, str], running: Running) -> Frozen:
+    def freeze(self, state: Mapping[str, str], running: Running) -> FrozenLayers:
         """Closes what was written as a layer and mounts a new one over it.
 
         Where something could go on writing to the closed layer, or the shell might not get back to where it
@@ -112,7 +96,7 @@ class OverlayFiles:
             raise EnvironmentFailure(f"the workspace {self.directory.name} is lost: {error}") from error
         return self._frozen(state, changed=True, remounted=mounted is not None)
 
-    def harvest(self, frozen: Frozen) -> Snapshot:
+    def harvest(self, frozen: FrozenLayers) -> Snapshot:
         """The snapshot of a frozen state, which is then in the store; earlier ones are taken there first.
 
         Raises WorkspaceLimit or SnapshotError, and can then be called again.
@@ -129,8 +113,7 @@ class OverlayFiles:
                 self._layers.release(first.stack)
             return frozen.snapshot
 
-    def restore(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> dict[str, str]:
-        """As `Files` says; `spec`, where it is told, names the base that makes up most of the snapshot."""
+    def restore(self, snapshot: Snapshot, spec: SandboxSpec) -> dict[str, str]:
         known = self._layers.of(snapshot, spec)
         self._leave()
         self._begin(known.stack, snapshot, known.state)
@@ -215,13 +198,13 @@ class OverlayFiles:
         self._layers.hold((written,))
         return (*below, written), live, mount
 
-    def _frozen(self, state: Mapping[str, str], *, changed: bool, remounted: bool = False) -> Frozen:
-        frozen = Frozen(self._stack, dict(state), changed, remounted)
+    def _frozen(self, state: Mapping[str, str], *, changed: bool, remounted: bool = False) -> FrozenLayers:
+        frozen = FrozenLayers(stack=self._stack, state=dict(state), changed=changed, remounted=remounted)
         self._layers.hold(frozen.stack)
         self._pending.append(frozen)
         return frozen
 
-    def _recorded(self, state: Mapping[str, str]) -> Frozen:
+    def _recorded(self, state: Mapping[str, str]) -> FrozenLayers:
         """The state now, harvested from what is written to; later layers do not know of it."""
         with self._harvesting:
             if self._pending:
@@ -230,9 +213,9 @@ class OverlayFiles:
             snapshot = self._put(written, self._stack, state, replace(self._baseline))
             self._last = self._signed(snapshot, state)
             self._last_state = dict(state)
-        return Frozen((), self._last_state, changed=True, snapshot=self._last)
+        return FrozenLayers(stack=(), state=self._last_state, changed=True, snapshot=self._last)
 
-    def _harvested(self, frozen: Frozen) -> Snapshot:
+    def _harvested(self, frozen: FrozenLayers) -> Snapshot:
         if not frozen.changed:
             return self._harvested_unchanged(frozen)
         *below, top = frozen.stack
@@ -243,7 +226,7 @@ class OverlayFiles:
         self._below = snapshot
         return signed
 
-    def _harvested_unchanged(self, frozen: Frozen) -> Snapshot:
+    def _harvested_unchanged(self, frozen: FrozenLayers) -> Snapshot:
         assert self._last is not None
         if frozen.state == self._last_state:
             return self._last

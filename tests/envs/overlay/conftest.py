@@ -52,14 +52,14 @@ class Box:
 
     def snapshot(self) -> Snapshot:
         with self.session.stopped() as running:
-            snapshot, moved = self.files.snapshot(self.session.state(), running)
-        if moved:
+            frozen = self.files.freeze(self.session.state(), running)
+        if frozen.remounted:
             self._loop.run(self.session.reenter())
-        return snapshot
+        return self.files.harvest(frozen)
 
     def restore(self, snapshot: Snapshot) -> None:
         self._loop.run(self.session.end())
-        self.session.set_state(self.files.restore(snapshot))
+        self.session.set_state(self.files.restore(snapshot, SandboxSpec()))
 
     def end_shell(self) -> None:
         self._loop.run(self.session.end())
