@@ -18,13 +18,11 @@ class LimitsConfig(Section):
     workspace_depth: Count = 512
     """Folders within folders."""
     processes: Count = 512
-    process_memory_bytes: Count = 4 << 30
-    """Of the private memory that one process may write to."""
     memory_bytes: Count = 8 << 30
-    """Of the sandbox as a whole, with /tmp; held where this user may make control groups."""
+    """Of each process, and of the sandbox as a whole, /tmp included, where this user may make control groups."""
     file_bytes: Count = 1 << 30
     """Of one file that a command writes."""
-    open_files: Count = 1024
+    open_files: int = Field(default=1024, ge=128)
     """Of one process."""
     tmp_bytes: Count = 64 << 20
     """Of /tmp, and of /dev/shm; neither is kept by snapshots."""
