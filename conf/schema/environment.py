@@ -18,7 +18,7 @@ class LimitsConfig(Section):
     workspace_depth: Count = 512
     """Folders within folders."""
     processes: Count = 512
-    memory_bytes: Count = 8 << 30
+    memory_bytes: Count = 4 << 30
     """Of each process, and of the sandbox as a whole, /tmp included, where this user may make control groups."""
     file_bytes: Count = 1 << 30
     """Of one file that a command writes."""

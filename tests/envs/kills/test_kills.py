@@ -49,7 +49,7 @@ def test_kill_9_at_any_moment_loses_and_leaves_nothing(
 
 
 def killed_job(arguments: list[str]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Runs a job, kills some of its helpers and then itself: what it had acknowledged and not forgotten, and started."""
+    """Runs a job, kills some of its helpers and then itself: what it had acknowledged, not forgotten, and started."""
     job = subprocess.Popen(
         [sys.executable, "-m", "tests.envs.kills.job", *arguments],
         stdout=subprocess.PIPE,
