@@ -5,11 +5,9 @@ again. So those that no sandbox uses are dropped when there are too many, and a 
 replaced by its base and one layer with all changes since.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,13 +17,12 @@ from typing import ParamSpec
 from midstream.envs.errors import EnvironmentFailure, RestoreMismatch
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.directories import write_files
+from midstream.envs.sandboxes.overlay.background import Background
 from midstream.envs.sandboxes.overlay.mounts import Mounts
 from midstream.envs.sandboxes.overlay.places import LayerPlaces, remove_abandoned
 from midstream.envs.sandboxes.overlay.stacks import Known, LayerBudget, Stack, Stacks
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import Baseline, SnapshotStore
-
-_logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
@@ -68,7 +65,7 @@ class Layers:
         self._compacting: set[str] = set()
         self._making: dict[str, tuple[threading.Lock, int]] = {}
         # What nobody waits for: unmounting, removing, compacting.
-        self._background = ThreadPoolExecutor(1, "midstream-layers")
+        self._background = Background("midstream-layers")
         self.in_background(remove_abandoned, root)
 
     def base(self, spec: SandboxSpec) -> Known:
@@ -152,15 +149,15 @@ class Layers:
 
     def in_background(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs, in order, what may be slow and nobody waits for; what fails there is logged."""
-        self._background.submit(partial(_logged, partial(work, *args, **kwargs)))
+        self._background.run(partial(work, *args, **kwargs))
 
     def settle(self) -> None:
         """Returns when all that was in the background is done."""
-        self._background.submit(lambda: None).result()
+        self._background.settle()
 
     def close(self) -> None:
         """Removes everything; no sandbox is left. Raises OSError where something stays."""
-        self._background.shutdown()
+        self._background.close()
         self.mounts.close()
         self.places.close()
 
@@ -290,10 +287,3 @@ def _check(snapshot: Snapshot, digest: str) -> None:
         raise RestoreMismatch(
             f"snapshot {snapshot.id} has digest {snapshot.digest}, what was written for it has {digest}"
         )
-
-
-def _logged(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:
-        _logger.exception("in the background of layers: %s failed", work)
