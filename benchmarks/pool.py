@@ -12,7 +12,7 @@ import asyncio
 import gc
 import statistics
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ SPARE_ROUNDS, QUICK_SPARE_ROUNDS = 10, 3
 
 STARTED_S, COLD_P99_S, WARM_P99_MS = 15.0, 2.0, 50.0
 TOP_GROWTH = 1.05
+# Of all rollouts; the rest begin or end.
+LEAST_LIVE_SHARE = 0.9
 # Of several failures of one kind the first few say enough.
 MESSAGES = 5
 
@@ -45,6 +47,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute's version: a tenth of everything")
     parser.add_argument("--soak", type=float, default=None, metavar="MINUTES", help="play rollouts, too")
     parser.add_argument("--only-soak", action="store_true", help="leave the rest out")
+    parser.add_argument(
+        "--think",
+        type=float,
+        nargs=2,
+        default=THINK_S,
+        metavar="S",
+        help="seconds between turns, from and to",
+    )
     parser.add_argument("--rollouts", type=int, default=None, help="at a time (default 960, quick 64)")
     options = parser.parse_args()
     raise_descriptor_limit()
@@ -59,9 +69,9 @@ def main() -> None:
                 _measure_crowds(runner, root, options.quick, targets, rows)
             if minutes:
                 rollouts = options.rollouts or (QUICK_ROLLOUTS if options.quick else ROLLOUTS)
-                found = _clean(runner, root / "soak", soak, rollouts, minutes)
+                found = _clean(runner, root / "soak", soak, rollouts, minutes, tuple(options.think))
                 targets += _soak_targets(found, rollouts)
-                rows += _soak_rows(found)
+                rows += _soak_rows(found, options.think)
     publish(targets, rows, as_json=options.json)
 
 
@@ -129,18 +139,19 @@ def _soak_targets(found: Soak, rollouts: int) -> Entries:
             "failures",
             0,
         ),
+        target("rollouts that have a sandbox", found.live(), "rollouts", ">=", LEAST_LIVE_SHARE * rollouts),
         _one("left after the rollouts", sum(found.left.values()), "things", 0),
         _one("memory of this process, end / half-time", found.growth("own"), "ratio", TOP_GROWTH),
         _one("memory of the sandboxes, end / half-time", found.growth("children"), "ratio", TOP_GROWTH),
     ]
 
 
-def _soak_rows(found: Soak) -> Entries:
+def _soak_rows(found: Soak, think_s: Sequence[float]) -> Entries:
     rows: Entries = [
         {
             "what": "rollouts",
             "backend": found.backend,
-            "think_s": THINK_S,
+            "think_s": list(think_s),
             **dict(found.counts),
             "turns_per_s": round(found.counts["turns"] / found.seconds, 1),
             "closed_s": round(found.closed_s, 2),
@@ -164,12 +175,14 @@ def _soak_rows(found: Soak) -> Entries:
         )
     rows += [
         {
-            "what": "resident memory",
+            "what": "sample",
             "at_s": round(sample.at_s, 1),
+            "live": sample.live,
             "own_mib": sample.own >> 20,
             "children_mib": sample.children >> 20,
+            "descriptors": sample.descriptors,
         }
-        for sample in found.memory[:: max(1, len(found.memory) // 12)]
+        for sample in found.samples[:: max(1, len(found.samples) // 12)]
     ]
     return [*rows, {"what": "metrics", **{name: round(value, 3) for name, value in found.metrics.items()}}]
 

@@ -64,9 +64,8 @@ def _serve(theirs: Connection, lower: Path, scratch: Path) -> None:
             what, turn = theirs.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        began = time.perf_counter()
         try:
-            theirs.send(overlay.apply(turn) or 0.0 if what == "apply" else getattr(overlay, what)(began))
+            theirs.send(overlay.step(what, turn))
         except OSError as error:
             theirs.send(error)
 
@@ -79,24 +78,30 @@ class _Overlay:
         os.chdir(scratch)
         Path("0").symlink_to(lower)
         self._lowers = ["0"]
-        self._forks = 0
+        self._forks = self._works = 0
         Path("merged").mkdir()
         self._new_upper("top")
         self._mount("top", "merged")
 
-    def apply(self, turn: Turn) -> None:
-        turn.apply(Path("merged"))
+    def step(self, what: str, turn: Turn | None) -> float:
+        """Seconds that it took, 0 for a turn."""
+        if turn is not None:
+            turn.apply(Path("merged"))
+            return 0.0
+        return self._snapshot() if what == "snapshot" else self._fork()
 
-    def snapshot(self, began: float) -> float:
+    def _snapshot(self) -> float:
+        began = time.perf_counter()
         self._unmount("merged")
         name = str(len(self._lowers))
         Path("top/upper").rename(name)
         self._lowers.append(name)
-        Path("top/upper").mkdir()
+        self._new_upper("top")
         self._mount("top", "merged")
         return time.perf_counter() - began
 
-    def fork(self, began: float) -> float:
+    def _fork(self) -> float:
+        began = time.perf_counter()
         self._forks += 1
         name = f"fork{self._forks}"
         self._new_upper(name)
@@ -107,11 +112,15 @@ class _Overlay:
         return took_s
 
     def _new_upper(self, name: str) -> None:
-        for folder in (Path(name, "upper"), Path(name, "work")):
+        # A volatile mount leaves a mark in its work folder, which keeps that from being used again.
+        self._works += 1
+        for folder in (Path(name, "upper"), Path(name, f"work{self._works}")):
             folder.mkdir(parents=True)
 
     def _mount(self, name: str, target: str) -> None:
-        options = f"lowerdir={':'.join(reversed(self._lowers))},upperdir={name}/upper,workdir={name}/work"
+        # Without `volatile` an unmount waits for the disk.
+        lowers = ":".join(reversed(self._lowers))
+        options = f"lowerdir={lowers},upperdir={name}/upper,workdir={name}/work{self._works},volatile"
         arguments = (b"overlay", target.encode(), b"overlay", ctypes.c_ulong(0), options.encode())
         _checked(self._libc.mount(*arguments), "mount")
 

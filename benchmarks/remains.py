@@ -11,7 +11,7 @@ from midstream.envs.sandboxes.isolation.cgroups import PREFIX, find_cgroup_root
 from midstream.envs.sandboxes.processes import descendants
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A store keeps its own folders whatever is in it.
+# Folders that the backend and the store keep whatever is in them.
 _KEPT = ("layers", "snapshots")
 
 
@@ -45,11 +45,16 @@ def remains(roots: Sequence[Path] = (), stores: Sequence[Path] = ()) -> Remains:
     return Remains(
         processes=len(descendants(os.getpid())),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        descriptors=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        descriptors=descriptors(),
         groups=0 if root is None else sum(1 for _ in root.path.glob(f"{PREFIX}{this_process().label}+*")),
         folders=sum(len(_left_in(folder)) for folder in roots),
         unfinished=sum(1 for store in stores for _ in (store / "tmp").iterdir()),
     )
+
+
+def descriptors() -> int:
+    """Those that this process has open; a mount that is nowhere in the tree has one, too."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def own_bytes() -> int:

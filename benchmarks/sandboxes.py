@@ -14,7 +14,7 @@ from midstream.envs.sandboxes.backend import LocalBackend
 from midstream.envs.sandboxes.choose import choose_backend
 from midstream.envs.sandboxes.isolation import choose_isolation
 from midstream.envs.sandboxes.local import LocalSandbox
-from midstream.envs.sandboxes.overlay.files import Frozen, OverlayFiles
+from midstream.envs.sandboxes.overlay.files import OverlayFiles
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import SnapshotStore
 
@@ -32,7 +32,7 @@ class OverlaySandbox:
         self._spec = spec
         self._sandbox = sandbox
         # The two halves of a snapshot have no public entry of their own.
-        self._files: OverlayFiles = sandbox._files  # type: ignore[assignment]
+        self._files = sandbox._files
         self._session = sandbox._session
         self._places = 0
         self.last: Snapshot | None = None
@@ -56,16 +56,16 @@ class OverlaySandbox:
     async def freeze_and_harvest(self) -> tuple[float, float]:
         """The two halves of `LocalSandbox.snapshot`: what the sandbox has to stand still for, and the rest."""
         began = time.perf_counter()
-        frozen = await self._in_thread(self._frozen)
+        frozen = await self._in_thread(partial(self._sandbox._freeze, self._session.state()))
         if frozen.remounted:
             await self._session.reenter()
         frozen_s = time.perf_counter() - began
         began = time.perf_counter()
-        self.last = await self._in_thread(partial(self._files.harvest, frozen))
+        self.last = snapshot = await self._in_thread(partial(self._files.harvest, frozen))
         harvested_s = time.perf_counter() - began
         if not frozen.remounted:
             raise RuntimeError("the snapshot was no freeze: something in the sandbox kept its mount in use")
-        _check_changes(self.last)
+        _check_changes(snapshot)
         return frozen_s, harvested_s
 
     async def snapshot(self) -> float:
@@ -78,6 +78,7 @@ class OverlaySandbox:
 
     async def fork_mount(self) -> float:
         """The workspace of another sandbox in the state of the last snapshot: its mount, and nothing else."""
+        assert self.last is not None
         files = self._new_files(self._backend)
         began = time.perf_counter()
         await self._in_thread(partial(files.restore, self.last, self._spec))
@@ -116,10 +117,6 @@ class OverlaySandbox:
 
     async def close(self) -> None:
         await self._backend.close()
-
-    def _frozen(self) -> Frozen:
-        with self._session.stopped() as running:
-            return self._files.freeze(self._session.state(), running)
 
     def _new_files(self, backend: LocalBackend) -> OverlayFiles:
         self._places += 1

@@ -4,34 +4,41 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
 
-from remains import children_bytes, own_bytes
+from remains import children_bytes, descriptors, own_bytes
 
 from midstream.conf.schema import LayerConfig
 from midstream.envs.errors import AgentFault, EnvironmentFailure
 from midstream.envs.protocol import Snapshot, Task
 from midstream.envs.workspace import WorkspaceEnvironment, WorkspaceFactory
 
+T = TypeVar("T")
+
 TASKS = 8
 FILES = 60
 FEWEST_TURNS, MOST_TURNS = 5, 10
 # Share of turns after which a rollout is cut off, rests and is resumed.
 REST_SHARE = 0.1
-# Where an engine would generate the next action.
-THINK_S = (1.0, 5.0)
+# Where an engine would generate the next action: 200 to 600 tokens, 40 a second.
+THINK_S = (5.0, 15.0)
 REST_S = (0.5, 3.0)
 SAMPLES = 60
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Resident bytes, `at_s` seconds after the start."""
+class Sample:
+    """`at_s` seconds after the start: resident bytes, open descriptors, and rollouts that have a sandbox."""
 
     at_s: float
     own: int
     children: int
+    descriptors: int
+    live: int
 
 
 @dataclass
@@ -45,18 +52,22 @@ class Soak:
     step_s: list[float] = field(default_factory=list)
     snapshot_s: list[float] = field(default_factory=list)
     start_s: list[float] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     closed_s: float = 0.0
     left: dict[str, int] = field(default_factory=dict)
 
     def growth(self, what: str) -> float:
-        """Memory at the end over memory at half-time, each the mean over a tenth of the time."""
+        """`own` or `children` at the end over the same at half-time, each the mean over a tenth of the time."""
         half, tenth = self.seconds / 2, self.seconds / 10
-        values = [(sample.at_s, getattr(sample, what)) for sample in self.memory]
+        values = [(sample.at_s, getattr(sample, what)) for sample in self.samples]
         middle = [value for at_s, value in values if half <= at_s < half + tenth]
         last = [value for at_s, value in values if at_s >= self.seconds - tenth]
-        return (sum(last) / len(last)) / (sum(middle) / len(middle))
+        return fmean(last) / fmean(middle)
+
+    def live(self) -> list[int]:
+        """How many rollouts had a sandbox, sample by sample, in the second half."""
+        return [sample.live for sample in self.samples if sample.at_s >= self.seconds / 2]
 
 
 async def soak(root: Path, rollouts: int, minutes: float, think_s: tuple[float, float] = THINK_S) -> Soak:
@@ -74,7 +85,7 @@ async def soak(root: Path, rollouts: int, minutes: float, think_s: tuple[float, 
     found.backend = factory.backend.name
     began = time.monotonic()
     deadline = began + found.seconds
-    watch = asyncio.create_task(_watch_memory(found, began))
+    watch = asyncio.create_task(_watch(factory, found, began))
     players = [
         asyncio.create_task(_play_on(factory, random.Random(number), deadline, think_s, found))
         for number in range(rollouts)
@@ -166,17 +177,20 @@ class _Rollout:
     def _edited(self) -> list[int]:
         return self._draw.sample(range(FILES), 8)
 
-    async def _clocked(self, work, times: list[float]):  # type: ignore[no-untyped-def]
+    async def _clocked(self, work: Awaitable[T], times: list[float]) -> T:
         began = time.perf_counter()
         result = await work
         times.append(time.perf_counter() - began)
         return result
 
 
-async def _watch_memory(found: Soak, began: float) -> None:
-    """SAMPLES of the resident memory of this process and of all below it, until the first rollouts end for good."""
+async def _watch(factory: WorkspaceFactory, found: Soak, began: float) -> None:
+    """Takes SAMPLES, until the first rollouts end for good."""
     while (at_s := time.monotonic() - began) < found.seconds:
-        found.memory.append(Memory(at_s, own_bytes(), await asyncio.to_thread(children_bytes)))
+        metrics = factory.metrics()
+        live = int(metrics["sandbox/in_use"] + metrics["sandbox/hot"])
+        children = await asyncio.to_thread(children_bytes)
+        found.samples.append(Sample(at_s, own_bytes(), children, descriptors(), live))
         await asyncio.sleep(found.seconds / SAMPLES)
 
 
