@@ -1,12 +1,12 @@
 """A workspace: a directory of files in a sandbox, worked on by shell commands, scored by a check command."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from midstream.conf.schema import LayerConfig
-from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch
+from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch, WorkspaceLimit
 from midstream.envs.pool.leases import Lease
 from midstream.envs.pool.pool import Pool
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
@@ -51,8 +51,9 @@ class WorkspaceEnvironment:
         self._settings = factory.settings
         self._task = task
         self._lease: Lease | None = lease
-        # The snapshot of the present state, None where it has none.
+        # The snapshot of the present state, None where it has none, and the last one that was taken.
         self._at: Snapshot | None = snapshot
+        self._last: Snapshot | None = snapshot
         self._is_fresh = snapshot is None
         self._closing: asyncio.Task[None] | None = None
 
@@ -98,10 +99,12 @@ class WorkspaceEnvironment:
         workspace too large or unrecordable.
         """
         async with self._used() as sandbox:
-            snapshot = await sandbox.snapshot()
+            with self._factory.own_doing() if self._is_fresh else nullcontext():
+                snapshot = await sandbox.snapshot()
         if self._at is None or self._at.id != snapshot.id:
             # What the task itself brought is nobody's doing, and how a backend came by it is nobody's business.
             self._at = replace(snapshot, parent=None, changes=()) if self._is_fresh else snapshot
+        self._last = self._at
         return self._at
 
     async def score(self) -> float:
@@ -118,14 +121,11 @@ class WorkspaceEnvironment:
     async def rest(self) -> None:
         """Ends this environment for a rollout that will go on from its last snapshot.
 
-        The snapshot is kept whatever happens to this process; the sandbox is parked if it is in that state
-        and there is room, so that the rollout may find it again.
+        The last snapshot is kept whatever happens to this process; the sandbox is parked if it is in that
+        state and there is room, so that the rollout may find it again.
         """
-        snapshot, lease = self._at, self._lease
-        if snapshot is None or lease is None or self._closing is not None:
-            await self.close()
-            return
-        self._closing = asyncio.create_task(self._rest(lease, snapshot))
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._rest())
         await asyncio.shield(self._closing)
 
     async def close(self) -> None:
@@ -134,11 +134,15 @@ class WorkspaceEnvironment:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def _rest(self, lease: Lease, snapshot: Snapshot) -> None:
+    async def _rest(self) -> None:
         try:
-            await self._factory.retention.keep(snapshot)
+            if self._last is not None:
+                await self._factory.retention.keep(self._last)
         finally:
-            await self._factory.pool.park(lease, snapshot)
+            if self._lease is not None and self._at is not None:
+                await self._factory.pool.park(self._lease, self._at)
+            else:
+                await self._close()
 
     async def _close(self) -> None:
         if self._lease is not None:
@@ -227,15 +231,29 @@ class WorkspaceFactory:
         pool = {f"sandbox/{name}": value for name, value in self.pool.metrics().items()}
         return pool | {f"env/{name}": float(value) for name, value in vars(self.counters).items()}
 
+    @contextmanager
+    def own_doing(self) -> Iterator[None]:
+        """What the task itself brought is not the agent's fault: a task too large is an EnvironmentFailure."""
+        try:
+            yield
+        except WorkspaceLimit as limit:
+            fix = "give environment.limits room for it"
+            raise EnvironmentFailure(
+                f"the task's own workspace is beyond the limits: {limit}; {fix}"
+            ) from limit
+
     async def close(self) -> None:
         """Ends every sandbox and gives all back; the snapshots stay."""
         await self.pool.close()
-        await self.retention.close()
-        await self.backend.close()
+        try:
+            await self.retention.close()
+        finally:
+            await self.backend.close()
 
     async def _begun(self, task: Task) -> Lease:
         check_metadata(task.metadata)
-        lease = await self.pool.lease(_spec(task, self.settings.max_output_bytes))
+        with self.own_doing():
+            lease = await self.pool.lease(_spec(task, self.settings.max_output_bytes))
         try:
             for command in task.metadata.get("pre_commands", ()):
                 result = await lease.sandbox.exec(command, self.settings.eval_timeout_s)

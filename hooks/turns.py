@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
-from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch, SnapshotMissing
+from midstream.envs.errors import (
+    AgentFault,
+    EnvironmentFailure,
+    RestoreMismatch,
+    SnapshotDamaged,
+    SnapshotMissing,
+)
 from midstream.envs.protocol import Environment, EnvironmentFactory, Step, Task
 from midstream.hooks.engine import Engine, Generation
 
@@ -22,6 +28,9 @@ _logger = logging.getLogger(__name__)
 # How often a wait on the environment looks whether the host has called the batch complete. Hosts offer
 # a flag, not an event.
 _ABORT_POLL_S = 0.05
+
+# What is wrong with a snapshot itself, so that the one before it is the next best.
+_UNUSABLE = (SnapshotMissing, SnapshotDamaged, RestoreMismatch)
 
 Result = TypeVar("Result")
 
@@ -120,7 +129,7 @@ class Play:
                     rollout.fault = str(fault)
                     rollout.reward = 0.0
                     rollout.status = Status.TRUNCATED
-                except (SnapshotMissing, RestoreMismatch):
+                except _UNUSABLE:
                     # No attempt: there is one snapshot less each time, and the task itself at the end.
                     continue
                 except EnvironmentFailure as failure:
@@ -173,7 +182,7 @@ class Play:
     async def _restored(self, snapshot_id: str) -> Environment:
         try:
             return await self.environments.resume(self.task, self.rollout.snapshots[snapshot_id])
-        except (SnapshotMissing, RestoreMismatch) as failure:
+        except _UNUSABLE as failure:
             _logger.warning("snapshot %s cannot be restored, going back before it: %s", snapshot_id, failure)
             self.rollout.forget(snapshot_id)
             raise
@@ -293,13 +302,12 @@ class Play:
             await self._within_grace(snapshotting)
 
     async def _rest(self) -> None:
-        """Leave the environment where the rollout can find it again, if it is in the state recorded last."""
+        """Leave the environment, and the snapshot to go on from, where the rollout can find them again."""
         if not (self.may_go_on and self.keeps_environment):
             await self._give_up()
             return
-        environment, snapshot = self._environment, self.rollout.snapshot
-        rest = getattr(environment, "rest", None)
-        if rest is not None and snapshot is not None:
+        rest = getattr(self._environment, "rest", None)
+        if rest is not None:
             self._environment = None
             await asyncio.shield(_released(rest()))
 

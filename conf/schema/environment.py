@@ -82,6 +82,17 @@ class EnvironmentConfig(Section):
         if self.backend == "overlay" and self.isolation == "none":
             fix = "use store or auto: overlays are mounted in the sandbox's own namespaces"
             refuse([Problem("backend", self.backend, f"isolation=none has none; {fix}")])
+        longest_s = max(self.step_timeout_s, self.eval_timeout_s)
+        if self.pool.lease_s <= longest_s:
+            refuse(
+                [
+                    Problem(
+                        "pool.lease_s",
+                        self.pool.lease_s,
+                        f"use more than {longest_s:g}: a sandbox would be taken away from under a command",
+                    )
+                ]
+            )
         return self
 
 

@@ -101,7 +101,7 @@ class Parking:
         except (AgentFault, EnvironmentFailure, TimeoutError) as failure:
             _logger.info("parked sandbox %s is dead: %s", sandbox.id, str(failure) or "no answer")
             return False
-        if now.digest != parked.snapshot.digest:
+        if now.id != parked.snapshot.id:
             _logger.info("parked sandbox %s has changed since snapshot %s", sandbox.id, parked.snapshot.id)
             return False
         return True

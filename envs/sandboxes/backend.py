@@ -103,9 +103,20 @@ class LocalBackend:
         return (await self._blocking(self.store.collect, tuple(keep))).bytes
 
     async def close(self) -> None:
-        await asyncio.gather(*(sandbox.destroy() for sandbox in list(self._live.values())))
-        await self._blocking(self._closed)
-        self._io.shutdown()
+        destroyed = await asyncio.gather(
+            *(sandbox.destroy() for sandbox in list(self._live.values())), return_exceptions=True
+        )
+        try:
+            await self._blocking(self._closed)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"the {self.name} backend left something in {self.root}: {error}"
+            ) from error
+        finally:
+            self._io.shutdown(wait=False)
+        for failure in destroyed:
+            if failure is not None:
+                raise failure
 
     async def _begun(self, spec: SandboxSpec, snapshot: Snapshot | None) -> LocalSandbox:
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -147,7 +158,7 @@ class LocalBackend:
 def _fork(result: LocalSandbox | BaseException) -> LocalSandbox | SandboxFailure:
     if isinstance(result, (LocalSandbox, SandboxFailure)):
         return result
-    if isinstance(result, EnvironmentFailure):
+    if isinstance(result, EnvironmentFailure) and not isinstance(result, SnapshotError):
         failure = SandboxFailure(str(result), "permanent")
         failure.__cause__ = result
         return failure

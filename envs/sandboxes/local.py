@@ -111,7 +111,7 @@ class LocalSandbox:
         return self._destroying is None and self._session.alive
 
     async def destroy(self) -> None:
-        if self._destroying is None:
+        if self._destroying is None or _failed(self._destroying):
             self._usable = False
             self._destroying = asyncio.create_task(self._destroy())
         await asyncio.shield(self._destroying)
@@ -126,8 +126,7 @@ class LocalSandbox:
                 await self._blocking(self._files.destroy)
             except OSError as error:
                 raise EnvironmentFailure(f"cannot remove sandbox {self.id}: {error}") from error
-            finally:
-                self._gone()
+        self._gone()
 
     def _freeze(self, state: dict[str, str]) -> Frozen:
         with self._session.stopped() as running:
@@ -161,3 +160,8 @@ class LocalSandbox:
             self._usable = self._destroying is None
             raise
         self._usable = self._destroying is None
+
+
+def _failed(task: "asyncio.Task[None]") -> bool:
+    """Whether it has ended without doing what it was to do, so that it can be tried again."""
+    return task.done() and (task.cancelled() or task.exception() is not None)

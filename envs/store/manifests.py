@@ -97,9 +97,12 @@ def checksum(encoded: bytes) -> bytes:
     return blake2b(encoded, digest_size=HASH_BYTES).digest()
 
 
-def snapshot_id(encoded: bytes) -> str:
-    """The name of a snapshot: the hash of its records, of those that differ from its parent's if it has one."""
-    return blake2b(encoded, digest_size=20, person=b"snapshot").hexdigest()
+def snapshot_id(encoded: bytes, salt: bytes) -> str:
+    """The name of a snapshot: the hash of its records, of those that differ from its parent's if it has one.
+
+    With a salt of its own, two that hold the same have different names.
+    """
+    return blake2b(encoded, digest_size=20, person=b"snapshot", salt=salt).hexdigest()
 
 
 def _decode(encoded: bytes) -> Manifest:

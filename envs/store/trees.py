@@ -1,5 +1,6 @@
 """The trees of snapshots: put together from a full manifest and the deltas since, and remembered while in use."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from midstream.envs.store.records import Entry, Tree, Updates
 # A full manifest is written where the deltas since the last one take more than it, or than this.
 MIN_CHAIN_BYTES = 16 << 10
 MAX_DEPTH = 256
+SALT_BYTES = 16
 # Trees that nobody else holds any longer and may still be asked for.
 _RECENT = 4
 
@@ -96,11 +98,15 @@ def read(row: Row) -> Manifest:
 def new_row(
     parent_id: str | None, base: Row | None, tree: Tree, updates: Updates, state: Mapping[str, str]
 ) -> Row:
-    """The row of a new snapshot: relative to `base`, its parent's row, where that is there and short enough."""
+    """The row of a new snapshot: relative to `base`, its parent's row, where that is there and short enough.
+
+    A successor's name is its own, even where another workspace did the very same: who gives one up, or finds
+    its sandbox again, must not mean the other.
+    """
     delta = Manifest(parent_id, parent_id is None, tree.sum, tree.content_bytes, dict(state), updates)
     encoded = manifests.encode(delta)
     # The name is that of the delta, however the snapshot is stored.
-    snapshot_id = manifests.snapshot_id(encoded)
+    snapshot_id = manifests.snapshot_id(encoded, b"" if parent_id is None else os.urandom(SALT_BYTES))
     stored = manifests.compress(encoded)
     if base is not None and base.depth < MAX_DEPTH:
         chain_bytes = base.chain_bytes + len(stored)

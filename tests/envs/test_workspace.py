@@ -293,6 +293,57 @@ def test_an_environment_that_went_on_after_its_snapshot_is_not_found_again(facto
     assert factory.metrics()["sandbox/hot_hits"] == 0
 
 
+def test_rollouts_that_do_the_same_neither_share_nor_take_each_others_snapshots(factory, loop):
+    async def episode() -> None:
+        environments = [await factory.start(TASK) for _ in range(2)]
+        snapshots = []
+        for name, environment in zip(("one", "two"), environments, strict=True):
+            await environment.step(f"secret={name}; cd ../notes")
+            snapshots.append(await environment.snapshot())
+            await environment.rest()
+        one, two = snapshots
+        assert one.digest == two.digest and one.id != two.id
+        again = await factory.resume(TASK, two)
+        assert (await again.step("echo $secret")).observation == "two"
+        await factory.forget([two])
+        assert one.id in factory.backend.store.pins()["resting"]
+        other = await factory.resume(TASK, one)
+        assert (await other.step("echo $secret")).observation == "one"
+        await again.close()
+        await other.close()
+
+    loop.run(episode())
+
+
+def test_a_rollout_cut_off_in_a_step_rests_on_the_snapshot_before_it(factory, loop):
+    async def episode() -> None:
+        environment = await factory.start(TASK)
+        snapshot = await environment.snapshot()
+        step = asyncio.create_task(environment.step("echo half > f1; sleep 1000"))
+        await asyncio.sleep(0.2)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        await environment.rest()
+        assert factory.backend.store.pins()["resting"] == {snapshot.id}
+        assert factory.metrics()["sandbox/hot"] == 0
+
+    loop.run(episode())
+
+
+def test_a_task_that_is_itself_beyond_the_limits_is_no_fault_of_the_agent(config, isolation, loop):
+    factory = load_factory(config(isolation=isolation.name, limits={"workspace_entries": 3}))
+
+    async def episode() -> None:
+        with pytest.raises(
+            EnvironmentFailure, match=r"the task's own workspace is beyond the limits: .* room for it"
+        ):
+            await (await factory.start(TASK)).snapshot()
+        await factory.close()
+
+    loop.run(episode())
+    assert factory.counters.faults == 0
+
+
 def test_what_nobody_will_resume_is_forgotten(factory, loop):
     async def episode() -> None:
         environment = await factory.start(TASK)

@@ -90,6 +90,7 @@ class NumberEnvironments:
     spoiling: str = ""
     slow_starts_s: float = 0.0
     lost_snapshots: set[str] = field(default_factory=set)
+    loss: type[EnvironmentFailure] = SnapshotMissing
     live: int = 0
     starts: int = 0
     resumed_from: list[str] = field(default_factory=list)
@@ -111,7 +112,7 @@ class NumberEnvironments:
 
     async def resume(self, task: Task, snapshot: Snapshot) -> "NumberEnvironment":
         if snapshot.id in self.lost_snapshots:
-            raise SnapshotMissing(f"snapshot {snapshot.id} is gone")
+            raise self.loss(f"snapshot {snapshot.id} is gone")
         self.resumed_from.append(snapshot.id)
         return NumberEnvironment(self, int(snapshot.id))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
+from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotDamaged, SnapshotMissing
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
 from midstream.hooks.turns import Play, TurnRules
@@ -286,14 +287,15 @@ def test_a_request_that_the_engine_refuses_is_not_repeated() -> None:
     assert len(scene.engine.requests) == 1
 
 
-def test_a_lost_snapshot_costs_the_turns_since_the_one_before_it() -> None:
+@pytest.mark.parametrize("loss", [SnapshotMissing, SnapshotDamaged, RestoreMismatch])
+def test_a_lost_snapshot_costs_the_turns_since_the_one_before_it(loss: type[EnvironmentFailure]) -> None:
     answers = [("add <end>", "stop"), ("add <end>", "stop"), ("add", "abort"), ("done <end>", "stop")]
     scene = Scene(answers)
     scene.engine.on_request = lambda number: setattr(scene, "aborted", number == 3)
     scene.play()
     assert scene.rollout.snapshot == "2"
     scene.aborted, scene.engine.on_request = False, lambda number: None
-    scene.environments.lost_snapshots = {"2"}
+    scene.environments.lost_snapshots, scene.environments.loss = {"2"}, loss
     rollout = scene.play()
     assert scene.environments.resumed_from == ["1"]
     assert (scene.text(), rollout.reward) == ("add <end> obs 1 done <end>", 1.0)
