@@ -50,8 +50,9 @@ def read_beneath(root: int, path: str, max_bytes: int) -> bytes:
 def write_beneath(root: int, path: str, content: bytes, owner: tuple[int, int] | None = None) -> None:
     """Replaces a file below the directory `root`, whole or not at all, and makes the folders above it.
 
-    What is made belongs to `owner`, a uid and a gid, and is made with no more rights than theirs. Raises
-    ValueError for a path that leaves the workspace, OSError where something else is in the way.
+    A file that is replaced keeps its mode. What is made belongs to `owner`, a uid and a gid, and is made with no
+    more rights than theirs. Raises ValueError for a path that leaves the workspace, OSError where something
+    else is in the way.
     """
     *folders, name = _parts(path)
     with _acting_as(owner), _opened(root, folders, create=True) as folder:
@@ -60,10 +61,21 @@ def write_beneath(root: int, path: str, content: bytes, owner: tuple[int, int] |
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
+                if (mode := _mode_of(name, folder)) is not None:
+                    os.fchmod(fd, mode)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             os.unlink(temporary, dir_fd=folder)
             raise
+
+
+def _mode_of(name: str, folder: int) -> int | None:
+    """The permissions of a regular file; None where there is none."""
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(mode) & 0o777 if stat.S_ISREG(mode) else None
 
 
 def _parts(path: str) -> list[str]:

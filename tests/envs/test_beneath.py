@@ -59,6 +59,16 @@ def test_a_fifo_does_not_block_and_a_large_file_is_not_read_to_its_end(root: int
         read_beneath(root, "missing", 1)
 
 
+def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_is_plain(root: int, tmp_path: Path):
+    for mode in (0o755, 0o600):
+        write_beneath(root, "file", b"old")
+        (tmp_path / "workspace/file").chmod(mode)
+        write_beneath(root, "file", b"new")
+        assert (tmp_path / "workspace/file").stat().st_mode & 0o7777 == mode
+    write_beneath(root, "other", b"")
+    assert (tmp_path / "workspace/other").stat().st_mode & 0o7777 == 0o644
+
+
 def test_a_write_that_fails_leaves_nothing(root: int, tmp_path: Path):
     os.mkdir("taken", dir_fd=root)
     with pytest.raises(OSError):
