@@ -128,9 +128,13 @@ def can_return(pid: int, cwd: str | None, mount: int) -> bool:
     """Whether a shell that enters `cwd` by its path again will be where it is, in another mount of this tree.
 
     `cwd` is its $PWD, relative to the workspace where it is inside; None for what the kernel says. A folder that was
-    moved, removed, closed, or entered by a link is one to which it may not get back.
+    moved, removed, closed, or entered by a link is one to which it may not get back, and so is one whose path is
+    too long to be told.
     """
-    now = str(Path(f"/proc/{pid}/cwd").readlink())
+    try:
+        now = str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return False
     if now != INSIDE and not now.startswith(f"{INSIDE}/"):
         return True
     now = os.path.relpath(now, INSIDE)
@@ -139,7 +143,7 @@ def can_return(pid: int, cwd: str | None, mount: int) -> bool:
     parts = now.split("/")
     try:
         above = [os.stat("/".join(parts[:end]), dir_fd=mount) for end in range(1, len(parts) + 1)]
-    except (FileNotFoundError, PermissionError):
+    except OSError:
         return False
     return all(folder.st_mode & stat.S_IXUSR for folder in above)
 

@@ -287,3 +287,12 @@ def test_freezing_runs_ahead_of_harvesting(box: Box, new_box: Callable[..., Box]
     assert snapshots[3] is last
     assert [later.parent for later in snapshots[1:]] == [earlier.id for earlier in snapshots[:-1]]
     assert [new_box(one).run("cat n; ls n*") for one in snapshots[:2]] == ["0\nn\nn0\n", "1\nn\nn0\nn1\n"]
+
+
+def test_a_shell_too_deep_to_tell_its_place_keeps_its_mount(box: Box, new_box: Callable[..., Box]):
+    deep = "d" * 100
+    box.run(f"for i in $(seq 45); do mkdir {deep} && cd {deep}; done; echo kept > file")
+    snapshot = box.snapshot()
+    assert box.run("cat file") == "kept\n"
+    found = new_box(snapshot).run("cd -P . && find . -name file | wc -c")
+    assert int(found) > 45 * 101
