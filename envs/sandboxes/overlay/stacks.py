@@ -86,7 +86,9 @@ class Stacks:
     def add(self, known: Known, content_bytes: int) -> list[str]:
         """Remembers a snapshot. `content_bytes` is what its newest layer takes on disk."""
         with self._lock:
-            self._count(known.stack[-1], content_bytes)
+            # A layer may be the newest of several snapshots, of which the first has its changes.
+            if known.stack[-1] not in self._bytes:
+                self._count(known.stack[-1], content_bytes)
             known = replace(known, stack=self._short(known.stack))
             if known.snapshot.id not in self._known:
                 self._known[known.snapshot.id] = known
