@@ -158,10 +158,10 @@ def _reap_root(root: Path, reaped: Reaped, dry_run: bool) -> None:
 def _reap_layers(root: Path, reaped: Reaped, dry_run: bool) -> None:
     """What overlay backends share between their sandboxes."""
     instances = layer_instances(root)
-    for uid in {instance.uid for instance in instances} - {os.geteuid()}:
+    for uid in sorted({instance.uid for instance in instances} - {os.geteuid()}):
         reaped.skipped.append(f"layers in {root}: they belong to user {uid}")
-        return
-    left = [instance.directory for instance in instances if instance.state == "gone"]
+    own = [instance for instance in instances if instance.uid == os.geteuid()]
+    left = [instance.directory for instance in own if instance.state == "gone"]
     if left and not dry_run:
         # Needs the modules in C, which were there where layers are.
         from midstream.envs.sandboxes.overlay.places import remove_abandoned

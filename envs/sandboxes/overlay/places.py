@@ -114,10 +114,12 @@ class LayerPlaces:
 
 
 def remove_abandoned(root: Path) -> None:
-    """Removes the instances under a root whose processes are gone. Raises OSError where something stays."""
+    """Removes this user's instances under a root whose processes are gone. Raises OSError where something stays."""
     for lock in root.glob("*.lock"):
         with suppress(FileNotFoundError):
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            if lock.lstat().st_uid != os.geteuid():
+                continue
+            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

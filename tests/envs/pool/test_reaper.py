@@ -359,3 +359,16 @@ def test_slots_of_a_killed_job_are_free_for_the_next(
         next_job = SharedCounts(shared, this_process(), 12)
         assert all(next_job.take() for _ in range(12)) and not next_job.take()
     reap([root], temp)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user are made by root")
+def test_layers_of_another_user_do_not_keep_ones_own(root: Path) -> None:
+    folder = root / "layers"
+    for name in ("1-own", "2-foreign"):
+        (folder / name).mkdir(parents=True)
+        (folder / f"{name}.lock").touch()
+    os.chown(folder / "2-foreign.lock", 1234, 1234)
+    reaped = reap([root], None)
+    assert reaped.layers == 1 and not reaped.failed
+    assert any("user 1234" in line for line in reaped.skipped)
+    assert names(folder) == {"2-foreign", "2-foreign.lock"}
