@@ -126,6 +126,11 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
         (["midstream.turns.action_pattern='(.*'"], "midstream.turns.action_pattern"),
         (["midstream.turns.action_pattern='.*'"], "midstream.turns.action_pattern"),
         (["midstream.turns.action_pattern='(a)(b)'"], "midstream.turns.action_pattern"),
+        (
+            ["midstream.environment.backend=overlay", "midstream.environment.isolation=none"],
+            "midstream.environment.backend",
+        ),
+        (["midstream.environment.pool.lease_s=60.0"], "midstream.environment.pool.lease_s"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides, key):

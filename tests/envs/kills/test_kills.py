@@ -20,7 +20,6 @@ from midstream.envs.pool.inventory import inventory
 from midstream.envs.pool.reaper import reap
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.isolation.cgroups import list_leftover_cgroups
-from midstream.envs.sandboxes.marks import find_marked_processes
 from midstream.envs.sandboxes.processes import descendants
 from midstream.envs.workspace import WorkspaceFactory
 from tests.envs.conftest import isolation_or_skip
@@ -42,14 +41,17 @@ def test_kill_9_at_any_moment_loses_and_leaves_nothing(
     (sandboxes := tmp_path / "sandboxes").mkdir()
     arguments = [str(tmp_path / "run"), str(sandboxes), backend, isolation]
     for _ in range(KILLS):
-        acknowledged, started = killed_job(arguments)
+        pid, acknowledged, started = killed_job(arguments)
         loop.run(next_start(arguments, acknowledged))
         assert wait_until_gone(started) == []
-        assert left_behind(sandboxes) == []
+        assert left_behind(sandboxes, pid) == []
 
 
-def killed_job(arguments: list[str]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Runs a job, kills some of its helpers and then itself: what it had acknowledged, not forgotten, and started."""
+def killed_job(arguments: list[str]) -> tuple[int, list[dict[str, Any]], list[int]]:
+    """Runs a job and kills a helper of it and then itself.
+
+    Its number, what it had acknowledged and not forgotten, and the processes that it had started.
+    """
     job = subprocess.Popen(
         [sys.executable, "-m", "tests.envs.kills.job", *arguments],
         stdout=subprocess.PIPE,
@@ -72,7 +74,8 @@ def killed_job(arguments: list[str]) -> tuple[list[dict[str, Any]], list[int]]:
     whole = [json.loads(line) for line in lines if line.endswith("\n")]
     forgotten = {snapshot_id for line in whole for snapshot_id in line.get("forgets", ())}
     acknowledged = [line for line in whole if "snapshot" in line]
-    return [line for line in acknowledged if line["snapshot"]["id"] not in forgotten], started
+    kept = [line for line in acknowledged if line["snapshot"]["id"] not in forgotten]
+    return job.pid, kept, started
 
 
 async def next_start(arguments: list[str], acknowledged: list[dict[str, Any]]) -> None:
@@ -92,13 +95,12 @@ async def next_start(arguments: list[str], acknowledged: list[dict[str, Any]]) -
         await factory.close()
 
 
-def left_behind(sandboxes: Path) -> list[str]:
-    """What a reaper still finds, or misses."""
+def left_behind(sandboxes: Path, pid: int) -> list[str]:
+    """What a reaper still finds, or misses, of the sandboxes of this job."""
     reaped = reap([sandboxes], sandboxes)
     return [
         *reaped.failed,
         *(str(found) for found in inventory([sandboxes], sandboxes)),
-        *map(str, find_marked_processes()),
-        *map(str, list_leftover_cgroups()),
+        *(str(group) for group in list_leftover_cgroups() if f"+{pid}." in group.name),
         *(str(path) for path in sandboxes.rglob("*") if not path.is_dir()),
     ]
