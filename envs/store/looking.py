@@ -11,6 +11,7 @@ from midstream.envs.store.place import Owner
 from midstream.envs.store.records import Entry, Tree, Updates, difference, parents
 from midstream.envs.store.restore import change_tree, rewrite_tree
 from midstream.envs.store.scan import UNLIMITED, TreeLimits, hash_only, scan
+from midstream.envs.store.sizes import check_bytes
 from midstream.envs.store.statcache import Inode, Scanned, StatCache
 
 
@@ -49,13 +50,26 @@ def look_afresh(directory: Path | str, expected: Tree) -> StatCache:
     return look_at_tree(directory, StatCache(), expected, limits=UNLIMITED).cache
 
 
-def look_at_layer(directory: Path | str, before: Tree, ingest: Ingest, limits: TreeLimits) -> Seen:
-    """The state that an overlay with this upper directory shows over a known one."""
-    scanned = scan(directory, StatCache(), ingest, limits, layer=True)
+def look_at_layer(
+    directory: Path | str, before: Tree, ingest: Ingest, limits: TreeLimits, contents: Contents
+) -> Seen:
+    """The state that an overlay with this upper directory shows over a known one, whose contents are these.
+
+    The limits are those of the whole tree. Raises WorkspaceLimit.
+    """
+    read: dict[bytes, int] = {}
+
+    def counted(fd: int, size: int, allowance: int) -> tuple[bytes, int]:
+        content, read_bytes = ingest(fd, size, allowance)
+        read[content] = read_bytes
+        return content, read_bytes
+
+    scanned = scan(directory, StatCache(), counted, limits, layer=True)
     updates = merged(before, _present(scanned))
     tree = before.updated(updates)
     if len(tree.entries) > limits.entries:
         raise WorkspaceLimit(f"more than {limits.entries} entries in the workspace: delete some")
+    check_bytes(tree, limits.bytes, read, contents)
     return Seen(StatCache(tree), updates)
 
 

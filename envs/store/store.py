@@ -109,7 +109,7 @@ class SnapshotStore:
         baseline = Baseline() if baseline is None else baseline
 
         def look(before: Tree, incoming: Incoming) -> Seen:
-            return look_at_layer(upper_dir, before, incoming.ingest, self._limits)
+            return look_at_layer(upper_dir, before, incoming.ingest, self._limits, self._contents())
 
         return self._recorder.record(look, parent, baseline, dict(state or {}), pin=pin, rereads=False)
 

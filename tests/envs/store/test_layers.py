@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from midstream.envs.errors import SnapshotError, SnapshotMissing
+from midstream.envs.errors import SnapshotError, SnapshotMissing, WorkspaceLimit
 from midstream.envs.protocol import Change
 from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.scan import TreeLimits
 from midstream.envs.store.store import Baseline, SnapshotStore
 from tests.envs.store.overlay import can_mount, merge_by_hand, mounted
 from tests.envs.store.trees import TREES, build, edit, listing
@@ -146,3 +147,26 @@ def test_a_layer_on_a_collected_parent_is_an_error_and_not_a_hole(store, tree, t
     with pytest.raises(SnapshotMissing, match="pin the parent of a layer"):
         store.put_layer(upper, first, baseline=baseline)
     assert not store.verify()
+
+
+def layer_of(folder: Path, name: str, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def test_the_limit_on_bytes_is_one_of_the_whole_tree(tree, tmp_path):
+    store = SnapshotStore(tmp_path / "limited", TreeLimits(bytes=3 << 20), fsync="never")
+    snapshot = store.put(tree)
+    for turn in range(2):
+        upper = layer_of(tmp_path / f"upper{turn}", f"file{turn}", bytes([turn + 1]) * (5 << 18))
+        snapshot = store.put_layer(upper, snapshot)
+    with pytest.raises(WorkspaceLimit, match=f"more than {3 << 20} bytes"):
+        store.put_layer(layer_of(tmp_path / "upper2", "file2", b"3" * (5 << 18)), snapshot)
+    # A file in place of another counts alone, and the holes of a file do not.
+    snapshot = store.put_layer(layer_of(tmp_path / "upper3", "file1", b"3" * (5 << 18)), snapshot)
+    sparse = layer_of(tmp_path / "upper4", "sparse", b"")
+    with (sparse / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    snapshot = store.put_layer(sparse, snapshot)
+    store.put_layer(layer_of(tmp_path / "upper5", "small", b"small"), snapshot, baseline=Baseline())
