@@ -12,12 +12,13 @@ import asyncio
 import gc
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from crowd import Crowd, acquire_spares, bare_bubblewraps, crowd, start_and_close_one
-from remains import raise_descriptor_limit, remains
+from remains import Remains, raise_descriptor_limit, remains
 from result import publish, target
 from soak import THINK_S, Soak, soak
 
@@ -26,9 +27,11 @@ from midstream.envs.pool.metrics import percentile
 SANDBOXES, QUICK_SANDBOXES = 1000, 100
 ROLLOUTS, QUICK_ROLLOUTS = 960, 64
 QUICK_SOAK_MINUTES = 0.4
+QUICK_THINK_S = (0.5, 1.5)
 SPARE_ROUNDS, QUICK_SPARE_ROUNDS = 10, 3
 
 STARTED_S, COLD_P99_S, WARM_P99_MS = 15.0, 2.0, 50.0
+SETTLED_WITHIN_S, SETTLE_POLL_S = 10.0, 0.2
 TOP_GROWTH = 1.05
 # Of all rollouts; the rest begin or end.
 LEAST_LIVE_SHARE = 0.9
@@ -51,9 +54,9 @@ def main() -> None:
         "--think",
         type=float,
         nargs=2,
-        default=THINK_S,
+        default=None,
         metavar="S",
-        help="seconds between turns, from and to",
+        help="seconds between turns, from and to (default 5 15, quick 0.5 1.5)",
     )
     parser.add_argument("--rollouts", type=int, default=None, help="at a time (default 960, quick 64)")
     options = parser.parse_args()
@@ -69,9 +72,10 @@ def main() -> None:
                 _measure_crowds(runner, root, options.quick, targets, rows)
             if minutes:
                 rollouts = options.rollouts or (QUICK_ROLLOUTS if options.quick else ROLLOUTS)
-                found = _clean(runner, root / "soak", soak, rollouts, minutes, tuple(options.think))
+                think_s = options.think or (QUICK_THINK_S if options.quick else THINK_S)
+                found = _clean(runner, root / "soak", soak, rollouts, minutes, think_s)
                 targets += _soak_targets(found, rollouts)
-                rows += _soak_rows(found, options.think)
+                rows += _soak_rows(found, think_s)
     publish(targets, rows, as_json=options.json)
 
 
@@ -99,9 +103,19 @@ def _clean(
     """What it measures below `root`, and what is left of it once nobody holds its store any more."""
     before = remains()
     found = runner.run(measure(root, *arguments))
-    gc.collect()
-    found.left = remains([root / "sandboxes"], [root / "store"]).beyond(before)
+    found.left = runner.run(_left_after_a_while(before, root))
     return found
+
+
+async def _left_after_a_while(before: Remains, root: Path) -> dict[str, int]:
+    """Connections of a store that nobody holds any more are closed when the collector of Python gets to them."""
+    deadline = time.monotonic() + SETTLED_WITHIN_S
+    while True:
+        gc.collect()
+        left = remains([root / "sandboxes"], [root / "store"]).beyond(before)
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(SETTLE_POLL_S)
 
 
 def _crowd_targets(cold: Crowd, warm: Crowd) -> Entries:

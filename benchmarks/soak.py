@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -70,7 +70,7 @@ class Soak:
         return [sample.live for sample in self.samples if sample.at_s >= self.seconds / 2]
 
 
-async def soak(root: Path, rollouts: int, minutes: float, think_s: tuple[float, float] = THINK_S) -> Soak:
+async def soak(root: Path, rollouts: int, minutes: float, think_s: Sequence[float] = THINK_S) -> Soak:
     """Keeps so many rollouts going; each that ends is followed by another one."""
     found = Soak(seconds=minutes * 60)
     config = {
@@ -104,7 +104,7 @@ async def soak(root: Path, rollouts: int, minutes: float, think_s: tuple[float, 
 
 
 async def _play_on(
-    factory: WorkspaceFactory, draw: random.Random, deadline: float, think_s: tuple[float, float], found: Soak
+    factory: WorkspaceFactory, draw: random.Random, deadline: float, think_s: Sequence[float], found: Soak
 ) -> None:
     # Not all at the same turn at the same time.
     await asyncio.sleep(draw.uniform(0, think_s[1]))
@@ -120,7 +120,7 @@ async def _play_on(
 
 class _Rollout:
     def __init__(
-        self, factory: WorkspaceFactory, draw: random.Random, think_s: tuple[float, float], found: Soak
+        self, factory: WorkspaceFactory, draw: random.Random, think_s: Sequence[float], found: Soak
     ) -> None:
         self._factory = factory
         self._draw = draw
