@@ -9,7 +9,8 @@ one pack, and one transaction of the index makes both seen. Threads and processe
 once, a collector among them.
 """
 
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from midstream.envs.store.recording import Baseline as Baseline
 from midstream.envs.store.recording import Recorder
 from midstream.envs.store.records import EMPTY, Tree, changes, difference
 from midstream.envs.store.restore import make_empty, removed_on_failure, write_tree
-from midstream.envs.store.scan import TreeLimits
+from midstream.envs.store.scan import UNLIMITED, TreeLimits, hash_only
 from midstream.envs.store.statcache import Inode
 from midstream.envs.store.trees import Trees
 from midstream.envs.store.verify import Damage, verify
@@ -45,6 +46,10 @@ class Statistics:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+
+class _KnownAlready(Exception):
+    """What is looked at is a snapshot already."""
 
 
 class SnapshotStore:
@@ -99,19 +104,36 @@ class SnapshotStore:
         *,
         baseline: Baseline | None = None,
         state: Mapping[str, str] | None = None,
-        pin: str | None = None,
+        known: Snapshot | None = None,
     ) -> Snapshot:
         """Records the parent's tree under this upper directory of an overlay, in time for the upper alone.
 
-        Files that were copied up and are equal are no change. Raises what `put` does, and SnapshotMissing where
-        the parent was collected.
+        Files that were copied up and are equal are no change. `known` is a snapshot of the same `state` that is
+        returned, with nothing recorded, where the tree is the very same as its own. Raises what `put` does, and
+        SnapshotMissing where the parent was collected.
         """
         baseline = Baseline() if baseline is None else baseline
 
         def look(before: Tree, incoming: Incoming) -> Seen:
-            return look_at_layer(upper_dir, before, incoming.ingest, self._limits, self._contents())
+            seen = look_at_layer(upper_dir, before, incoming.ingest, self._limits, self._contents())
+            if (
+                known is not None
+                and known in self
+                and self._trees.load(known.id).entries == seen.cache.tree.entries
+            ):
+                raise _KnownAlready
+            return seen
 
-        return self._recorder.record(look, parent, baseline, dict(state or {}), pin=pin, rereads=False)
+        try:
+            return self._recorder.record(look, parent, baseline, dict(state or {}), pin=None, rereads=False)
+        except _KnownAlready:
+            assert known is not None
+            return known
+
+    def digest_of_layer(self, layer_dir: Path | str, base: Snapshot) -> str:
+        """The digest of the base's tree under this layer, from a fresh scan. Raises what `put_layer` does."""
+        before = self._trees.load(base.id)
+        return look_at_layer(layer_dir, before, hash_only, UNLIMITED, self._contents()).cache.tree.digest
 
     def write_delta(
         self, base: Snapshot, target: Snapshot, into: Path | str, owner: Owner | None = None
@@ -189,11 +211,15 @@ class SnapshotStore:
             pack for snapshot_id in wanted for pack in self._recorder.sync(self._trees.load(snapshot_id))
         }
         with self._index.writing(durable=True) as connection:
-            for snapshot_id in wanted:
-                row = read_row(connection, snapshot_id)
-                if row is None or row.pruned:
-                    raise SnapshotMissing(f"no snapshot {snapshot_id} in the store {self.path}")
+            self._check_there(connection, wanted)
             mark_synced(connection, sorted(packs))
+            insert_pins(connection, wanted, owner)
+
+    def hold(self, snapshots: Named, owner: str) -> None:
+        """Pins snapshots that need not outlast a power cut, at no wait for the disk; raises SnapshotMissing."""
+        wanted = ids(snapshots)
+        with self._index.writing() as connection:
+            self._check_there(connection, wanted)
             insert_pins(connection, wanted, owner)
 
     def unpin(self, snapshots: Named, owner: str) -> None:
@@ -257,6 +283,12 @@ class SnapshotStore:
         sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
         snapshots, pinned, blobs, packs = counts
         return Statistics(snapshots, pinned, blobs, packs, sum(sizes))
+
+    def _check_there(self, connection: sqlite3.Connection, wanted: Iterable[str]) -> None:
+        for snapshot_id in wanted:
+            row = read_row(connection, snapshot_id)
+            if row is None or row.pruned:
+                raise SnapshotMissing(f"no snapshot {snapshot_id} in the store {self.path}")
 
     def _contents(self) -> Contents:
         return Contents(self.path, self._index)

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from midstream.envs.errors import EnvironmentFailure, SnapshotError, SnapshotMissing
@@ -50,6 +51,8 @@ class OverlayFiles:
         self._last: Snapshot | None = None
         self._last_state: Mapping[str, str] = {}
         self._below: Snapshot | None = None
+        # Whether that one is in place of another, and nobody else's.
+        self._below_again = False
         self._baseline = Baseline()
 
     def create(self, spec: SandboxSpec) -> None:
@@ -111,6 +114,7 @@ class OverlayFiles:
                 self._last_state = first.state
                 self._pending.popleft()
                 self._layers.release(first.stack)
+            self._layers.bases.give(frozen.snapshot)
             return frozen.snapshot
 
     def restore(self, snapshot: Snapshot, spec: SandboxSpec) -> dict[str, str]:
@@ -143,6 +147,7 @@ class OverlayFiles:
                 self._layers.release(frozen.stack)
             self._pending.clear()
             self._dismantle()
+            self._build_on(None)
         if self._live:
             self._layers.places.remove(self._live)
         self._layers.release(self._stack)
@@ -210,8 +215,9 @@ class OverlayFiles:
             if self._pending:
                 self.harvest(self._pending[-1])
             written = self._layers.places.written(self._live)
-            snapshot = self._put(written, self._stack, state, replace(self._baseline))
-            self._last = self._signed(snapshot, state)
+            known = self._last if state == self._last_state else None
+            snapshot = self._put(written, self._stack, state, replace(self._baseline), known)
+            self._last = self._signed(snapshot)
             self._last_state = dict(state)
         return FrozenLayers(stack=(), state=self._last_state, changed=True, snapshot=self._last)
 
@@ -220,10 +226,11 @@ class OverlayFiles:
             return self._harvested_unchanged(frozen)
         *below, top = frozen.stack
         written = self._layers.places.workspace(top)
-        snapshot = self._put(written, tuple(below), frozen.state, self._baseline)
-        signed = self._signed(snapshot, frozen.state)
+        known = self._last if frozen.state == self._last_state else None
+        snapshot = self._put(written, tuple(below), frozen.state, self._baseline, known)
+        signed = self._signed(snapshot)
         self._layers.record(snapshot, frozen.stack, frozen.state)
-        self._below = snapshot
+        self._build_on(snapshot)
         return signed
 
     def _harvested_unchanged(self, frozen: FrozenLayers) -> Snapshot:
@@ -233,30 +240,50 @@ class OverlayFiles:
         nothing = self._layers.places.new_blank(frozen.stack[-1])
         try:
             written = self._layers.places.workspace(nothing)
-            self._below = self._put(written, frozen.stack, frozen.state, self._baseline)
+            snapshot = self._put(written, frozen.stack, frozen.state, self._baseline)
         finally:
             self._layers.places.remove(nothing)
-        self._layers.record(self._below, frozen.stack, frozen.state)
-        return self._signed(self._below, frozen.state)
+        signed = self._signed(snapshot)
+        self._layers.record(snapshot, frozen.stack, frozen.state)
+        self._build_on(snapshot)
+        return signed
 
-    def _put(self, written: Path, below: Stack, state: Mapping[str, str], baseline: Baseline) -> Snapshot:
-        """Records what was written over the layers below, whose snapshot may have been collected meanwhile."""
+    def _put(
+        self,
+        written: Path,
+        below: Stack,
+        state: Mapping[str, str],
+        baseline: Baseline,
+        known: Snapshot | None = None,
+    ) -> Snapshot:
+        """Records what was written over the layers below, whose snapshot may have been collected meanwhile.
+
+        Returns `known`, one with this state, where it has the same tree.
+        """
         assert self._below is not None
+        put = partial(self._layers.store.put_layer, written, baseline=baseline, state=state, known=known)
         try:
-            return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
+            return put(self._below)
         except SnapshotMissing:
-            self._below = self._layers.record_again(below)
-            return self._layers.store.put_layer(written, self._below, baseline=baseline, state=state)
+            self._build_on(again := self._layers.record_again(below), again=True)
+            return put(again)
 
-    def _signed(self, snapshot: Snapshot, state: Mapping[str, str]) -> Snapshot:
+    def _build_on(self, below: Snapshot | None, *, again: bool = False) -> None:
+        """Makes this the snapshot on which the next layers lie; what was in place of one goes."""
+        before, was_again = self._below, self._below_again
+        self._below, self._below_again = below, again
+        if was_again and before is not None:
+            self._layers.store.delete([before])
+
+    def _signed(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot as a successor of the last one, of which the layers below may not know."""
         last, below = self._last, self._below
         assert last is not None and below is not None
-        if snapshot.parent == last.id or snapshot is last:
-            return snapshot
-        if snapshot.digest == last.digest and state == self._last_state:
+        if snapshot.id == last.id:
             return last
-        if below.digest == last.digest:
+        if snapshot.parent == last.id:
+            return snapshot
+        if below.digest == last.digest and snapshot.id != below.id:
             return replace(snapshot, parent=last.id)
         return replace(snapshot, parent=last.id, changes=self._layers.store.diff(last, snapshot))
 

@@ -6,6 +6,7 @@ replaced by its base and one layer with all changes since.
 """
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from midstream.envs.errors import EnvironmentFailure, RestoreMismatch
 from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.directories import write_files
 from midstream.envs.sandboxes.overlay.background import Background
+from midstream.envs.sandboxes.overlay.bases import Bases
 from midstream.envs.sandboxes.overlay.mounts import Mounts
 from midstream.envs.sandboxes.overlay.places import LayerPlaces, remove_abandoned
 from midstream.envs.sandboxes.overlay.stacks import Known, LayerBudget, Stack, Stacks
 from midstream.envs.sandboxes.protocol import SandboxSpec
-from midstream.envs.store.store import Baseline, SnapshotStore
+from midstream.envs.store.store import SnapshotStore
 
 P = ParamSpec("P")
 
@@ -55,18 +57,20 @@ class Layers:
             self.mounts = Mounts(self.places.path)
         except OSError as error:
             raise EnvironmentFailure(f"cannot keep layers in {root}: {error}") from error
+        self.bases = Bases(store, self.places.path)
         self._owner = owner
         self._stacks = Stacks(budget or LayerBudget())
         self._compact_at = compact_at
         self._lock = threading.Lock()
         # Tasks' snapshots by `spec.base`, and those of whole trees by their layer.
-        self._bases: dict[str, str] = {}
+        self._base_ids: dict[str, str] = {}
         self._trees: dict[str, Snapshot] = {}
         self._compacting: set[str] = set()
         self._making: dict[str, tuple[threading.Lock, int]] = {}
         # What nobody waits for: unmounting, removing, compacting.
         self._background = Background("midstream-layers")
         self.in_background(remove_abandoned, root)
+        self.in_background(self.bases.unpin_abandoned)
 
     def base(self, spec: SandboxSpec) -> Known:
         """The tree that a new sandbox begins with, held; sandboxes of one `spec.base` share it.
@@ -76,10 +80,10 @@ class Layers:
         if spec.base is None:
             return self._new_base(spec)
         with self._alone(f"base {spec.base}"):
-            known = self._found(self._bases.get(spec.base, ""))
+            known = self._found(self._base_ids.get(spec.base, ""))
             if known is None:
-                known = self._new_base(spec)
-                self._bases[spec.base] = known.snapshot.id
+                known = self._new_base(spec, kept=True)
+                self._base_ids[spec.base] = known.snapshot.id
             return known
 
     def of(self, snapshot: Snapshot, spec: SandboxSpec | None = None) -> Known:
@@ -94,12 +98,15 @@ class Layers:
             return self._found(snapshot.id) or self._from_store(snapshot, spec)
 
     def record_again(self, stack: Stack) -> Snapshot:
-        """A snapshot of the tree that these layers are, in place of one that the store lost to a collection."""
+        """A snapshot of the tree that these layers are, in place of one that the store lost to a collection.
+
+        It is nobody else's: the caller deletes it.
+        """
         live = self.places.new_live()
         try:
             mount = self.mounts.new_mount(stack, live)
             try:
-                return self.store.put(f"/proc/self/fd/{mount}/.")
+                return self.store.put(f"/proc/self/fd/{mount}/.", state={"again": secrets.token_hex(8)})
             finally:
                 os.close(mount)
         finally:
@@ -139,13 +146,11 @@ class Layers:
     def forget(self, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         """Drops layers that these alone need, and returns those that the store may drop as well.
 
-        Left out are snapshots that new sandboxes begin with.
+        Those that new sandboxes begin with keep their layers, and are pinned in the store.
         """
-        with self._lock:
-            bases = set(self._bases.values())
-        wanted = [snapshot for snapshot in snapshots if snapshot.id not in bases]
-        self._remove(self._stacks.forget(snapshot.id for snapshot in wanted))
-        return wanted
+        bases = self.bases.forget(snapshots)
+        self._remove(self._stacks.forget(snapshot.id for snapshot in snapshots if snapshot.id not in bases))
+        return list(snapshots)
 
     def in_background(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs, in order, what may be slow and nobody waits for; what fails there is logged."""
@@ -156,22 +161,26 @@ class Layers:
         self._background.settle()
 
     def close(self) -> None:
-        """Removes everything; no sandbox is left. Raises OSError where something stays."""
+        """Removes everything; no sandbox is left. Raises OSError or SnapshotError where something stays."""
         self._background.close()
-        self.mounts.close()
-        self.places.close()
+        try:
+            self.bases.close()
+        finally:
+            self.mounts.close()
+            self.places.close()
 
     def _found(self, snapshot_id: str) -> Known | None:
         known, unused = self._stacks.find(snapshot_id)
         self._remove(unused)
         return known
 
-    def _new_base(self, spec: SandboxSpec) -> Known:
+    def _new_base(self, spec: SandboxSpec, *, kept: bool = False) -> Known:
         layer = self.places.new_layer()
         try:
             write_files(self.places.workspace(layer), spec, self._owner)
             _settle_times(self.places.workspace(layer))
-            snapshot = self.store.put(self.places.workspace(layer), None, baseline=Baseline(), state={})
+            put = partial(self.store.put, self.places.workspace(layer), state={})
+            snapshot = self.bases.keep(layer, put) if kept else put()
         except BaseException:
             self.places.remove(layer)
             raise
@@ -183,7 +192,8 @@ class Layers:
         if below is None:
             return self._added_tree(snapshot, self._restored(snapshot), state)
         try:
-            layer = self._delta(below.snapshot, snapshot, state)
+            with self._in_store(below) as base:
+                layer = self._delta(base, snapshot)
             stack = (*below.stack, layer)
             self.hold(stack)
             self.record(snapshot, stack, state)
@@ -192,12 +202,10 @@ class Layers:
         return Known(snapshot, stack, state)
 
     def _below(self, snapshot: Snapshot, spec: SandboxSpec | None) -> Known | None:
-        """What is here of the tree and in the store as well, held."""
+        """What is here of the tree, held."""
         known = None if snapshot.parent is None else self._found(snapshot.parent)
         if known is None and spec is not None and spec.base is not None:
             known = self.base(spec)
-        if known is not None and known.snapshot not in self.store:
-            known = replace(known, snapshot=self.record_again(known.stack))
         return known
 
     def _added_tree(self, snapshot: Snapshot, layer: str, state: Mapping[str, str]) -> Known:
@@ -207,11 +215,17 @@ class Layers:
         self.record(snapshot, known.stack, state)
         return known
 
-    def _tree(self, layer: str) -> Snapshot:
-        """The snapshot of a layer that is a whole tree."""
-        if self._trees[layer] not in self.store:
-            self._trees[layer] = self.record_again((layer,))
-        return self._trees[layer]
+    @contextmanager
+    def _in_store(self, known: Known) -> Iterator[Snapshot]:
+        """The snapshot of these layers or, where a collection took it, another one for the time of the block."""
+        if known.snapshot in self.store:
+            yield known.snapshot
+            return
+        again = self.record_again(known.stack)
+        try:
+            yield again
+        finally:
+            self.store.delete([again])
 
     def _restored(self, snapshot: Snapshot) -> str:
         """A new layer with the whole tree of a snapshot."""
@@ -224,13 +238,13 @@ class Layers:
             raise
         return layer
 
-    def _delta(self, base: Snapshot, target: Snapshot, state: Mapping[str, str]) -> str:
+    def _delta(self, base: Snapshot, target: Snapshot) -> str:
         """A new layer with what differs between two snapshots, read back and checked together with its base."""
         layer = self.places.new_layer()
         try:
             into = self.places.workspace(layer)
             self.store.write_delta(base, target, into, owner=self._owner)
-            _check(target, self.store.put_layer(into, base, baseline=Baseline(), state=state).digest)
+            _check(target, self.store.digest_of_layer(into, base))
         except BaseException:
             self.places.remove(layer)
             raise
@@ -238,11 +252,11 @@ class Layers:
 
     def _compact(self, known: Known) -> None:
         """Prepares a base and one layer in place of a deep stack; sandboxes go over at their next snapshot."""
-        base, target = known.stack[0], known.snapshot
+        base = known.stack[0]
+        tree = Known(self._trees[base], (base,))
         try:
-            if target not in self.store:
-                target = self.record_again(known.stack)
-            layer = self._delta(self._tree(base), target, known.state)
+            with self._in_store(tree) as before, self._in_store(known) as after:
+                layer = self._delta(before, after)
             self._remove(self._stacks.shorten(known, (base, layer)))
         finally:
             self.release(known.stack)
@@ -254,6 +268,8 @@ class Layers:
             for layer in layers:
                 self._trees.pop(layer, None)
                 self._compacting.discard(layer)
+        if layers:
+            self.in_background(self.bases.drop, layers)
         for layer in layers:
             self.in_background(self.places.remove, layer)
 

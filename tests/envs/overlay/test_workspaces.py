@@ -296,3 +296,14 @@ def test_a_shell_too_deep_to_tell_its_place_keeps_its_mount(box: Box, new_box: C
     assert box.run("cat file") == "kept\n"
     found = new_box(snapshot).run("cd -P . && find . -name file | wc -c")
     assert int(found) > 45 * 101
+
+
+def test_an_earlier_time_is_kept_beside_a_background_process(box: Box, new_box: Callable[..., Box]):
+    box.run("sleep 60 & echo 1 > x")
+    first = box.snapshot()
+    assert box.snapshot() == first
+    box.run("touch -d 2001-01-01T00:00Z x README")
+    second = box.snapshot()
+    assert (second.id != first.id, second.digest, second.parent) == (True, first.digest, first.id)
+    box.run("kill %1; wait; true")
+    assert new_box(second).run("stat -c %Y x README") == "978307200\n978307200\n"
