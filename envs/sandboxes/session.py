@@ -19,8 +19,6 @@ from midstream.envs.sandboxes.start import START_TIMEOUT_S, Attach, ShellEnded, 
 MAX_OUTPUT_BYTES = 65536
 SETUP_TIMEOUT_S = 10.0
 REENTER_TIMEOUT_S = 5.0
-# What timeout(1) returns for a command that it had to end.
-TIMED_OUT_EXIT_CODE = 124
 
 _ENTER_HOME = 'builtin cd -- "$HOME"'
 _SOURCE_STARTUP_FILE = "if [[ -f .bashrc ]]; then builtin . ./.bashrc; fi"
@@ -67,6 +65,8 @@ class ShellSession:
         # Whether the agent may have written the startup file.
         self._worked_on = False
         self._notice = ""
+        # Whether a command's doing ended the shell after the command itself.
+        self._died = False
         self._halt: Halt | None = None
         self._state: ShellState | None = None
         self._shell: Shell | None = None
@@ -94,20 +94,19 @@ class ShellSession:
         """Runs a command in the shell; what it changes there is seen by the next one.
 
         A command that takes longer is killed with all that runs in the sandbox. Raises EnvironmentFailure
-        where the sandbox is closed, cannot start a shell, or died without a command's doing.
+        where the sandbox is closed, cannot start a shell, or was killed from outside of its namespaces.
         """
         shell = await self._ready_shell(timeout_s)
         notice, self._notice, self._worked_on = self._notice, "", True
+        replaced, self._died = self._died, False
         answer = await shell.run(command, timeout_s, self._max_output_bytes)
         self._check_open()
         if answer.state is not None:
             self._state = answer.state
-            return _result(answer, notice)
-        await self._end_shell()
-        if self.isolation.has_namespaces and answer.exit_code < 0 and not answer.timed_out:
-            # From inside of the namespaces nothing can send that signal.
-            raise EnvironmentFailure(f"a signal ({-answer.exit_code}) ended the sandbox in {self.directory}")
-        return _result(answer, notice)
+        else:
+            await self._end_shell()
+            self._check_not_killed(answer)
+        return answer.result(notice, replaced=replaced)
 
     async def exec_fresh(self, command: str, timeout_s: float) -> ExecResult:
         """Runs a command in a shell of its own, with a clean environment and without `.bashrc`.
@@ -121,7 +120,8 @@ class ShellSession:
             shell = await self._start()
             answer = await shell.run(command, timeout_s, self._max_output_bytes)
             self._check_open()
-            return _result(answer)
+            self._check_not_killed(answer)
+            return answer.result("", replaced=False)
         finally:
             await self._end_shell()
 
@@ -207,13 +207,20 @@ class ShellSession:
         if self._closed:
             raise EnvironmentFailure(f"the sandbox in {self.directory} is closed")
 
+    def _check_not_killed(self, answer: Answer) -> None:
+        if answer.killed_from_outside:
+            raise EnvironmentFailure(f"something outside the sandbox in {self.directory} killed it")
+
     async def _ready_shell(self, timeout_s: float) -> Shell:
         self._check_open()
         if self._halt is not None:
             raise EnvironmentFailure(f"the sandbox in {self.directory} is paused: resume it first")
         if self._shell is not None and self._shell.ended and not self._shell.killed:
+            outside = await self._shell.died_from_outside()
             await self._end_shell()
-            raise EnvironmentFailure(f"the sandbox in {self.directory} died between two commands")
+            if outside:
+                raise EnvironmentFailure(f"the sandbox in {self.directory} was killed between two commands")
+            self._died = True
         if self._shell is not None and not self._shell.killed:
             return self._shell
         await self._end_shell()
@@ -222,6 +229,7 @@ class ShellSession:
             timeout_s = min(timeout_s, self._setup_timeout_s)
             answer = await shell.run(_SOURCE_STARTUP_FILE, timeout_s, self._max_output_bytes)
             self._check_open()
+            self._check_not_killed(answer)
             if answer.state is None:
                 await self._give_startup_file_up(answer, timeout_s)
                 shell = await self._start()
@@ -255,6 +263,7 @@ class ShellSession:
         again = f"builtin cd -- {shlex.quote(state.cwd)}\n{state.exports}"
         answer = await shell.run(again.encode("utf-8", "surrogateescape"), START_TIMEOUT_S, MAX_OUTPUT_BYTES)
         self._check_open()
+        self._check_not_killed(answer)
         if answer.state is None:
             _logger.warning("%s: the recorded variables ended the shell: %s", self.directory, answer.output)
             await self._end_shell()
@@ -286,11 +295,3 @@ class ShellSession:
                 await shell.close()
         finally:
             self._ending = None
-
-
-def _result(answer: Answer, notice: str = "") -> ExecResult:
-    exit_code = TIMED_OUT_EXIT_CODE if answer.timed_out else answer.exit_code
-    replaced = answer.state is None or bool(notice)
-    return ExecResult(
-        notice + answer.output, exit_code, answer.timed_out, answer.truncated, answer.seconds, replaced
-    )

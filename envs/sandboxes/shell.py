@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from midstream.envs.sandboxes.marks import MARK
 from midstream.envs.sandboxes.output import BoundedOutput
+from midstream.envs.sandboxes.protocol import ExecResult
 from midstream.envs.sandboxes.tree import ProcessTree
 
 READ_BYTES = 1 << 16
@@ -26,6 +27,8 @@ READ_BYTES = 1 << 16
 DRAIN_READS = 16
 # A shell whose variables outgrow this is ended: its state could not be recorded.
 MAX_RECORD_BYTES = 1 << 20
+# What timeout(1) returns for a command that it had to end.
+TIMED_OUT_EXIT_CODE = 124
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,10 @@ class ShellState:
 
 @dataclass(frozen=True)
 class Answer:
-    """How one command ended. `state` is None where the shell did not outlive it."""
+    """How one command ended. `state` is None where the shell did not outlive it.
+
+    `killed_from_outside` says that this was neither a command's doing nor ours.
+    """
 
     output: str
     exit_code: int
@@ -50,6 +56,15 @@ class Answer:
     truncated: bool
     seconds: float
     state: ShellState | None
+    killed_from_outside: bool = False
+
+    def result(self, notice: str, *, replaced: bool) -> ExecResult:
+        """What the agent is told. `replaced`: the shell is another one than the last command's."""
+        exit_code = TIMED_OUT_EXIT_CODE if self.timed_out else self.exit_code
+        replaced = replaced or self.state is None or bool(notice)
+        return ExecResult(
+            notice + self.output, exit_code, self.timed_out, self.truncated, self.seconds, replaced
+        )
 
 
 class Shell:
@@ -99,7 +114,7 @@ class Shell:
         if self.ended:
             self._end.set_result(None)
         self._send(self._word + b"\0" + _encoded(command) + b"\0")
-        timed_out = False
+        timed_out = outside = False
         timer = self._loop.call_later(timeout_s, self._settle, None)
         try:
             end = await self._end
@@ -111,13 +126,20 @@ class Shell:
             self._word = b""
         if end is None:
             timed_out = not self.ended
+            died = self.ended and not self.killed
             self.kill()
             await self._ended
+            outside = died and await self.died_from_outside()
         self._drain()
         exit_code, state = end or (await self.tree.exit_code(), None)
         seconds = time.perf_counter() - started
         output, self._output = self._output, BoundedOutput(0)
-        return Answer(output.text(), exit_code, timed_out, output.truncated, seconds, state)
+        return Answer(output.text(), exit_code, timed_out, output.truncated, seconds, state, outside)
+
+    async def died_from_outside(self) -> bool:
+        """Whether something outside its namespaces killed this shell, which has ended without a `kill`."""
+        await self.tree.exit_code()
+        return self.tree.killed_from_outside()
 
     def kill(self) -> None:
         """Ends the shell and all that it started, without waiting."""

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from midstream.envs.sandboxes.causes import was_killed_from_outside
+
 # How often, and how long, the end of what was killed is checked where no descriptor tells.
 REAP_POLL_S = 0.002
 REAP_TIMEOUT_S = 5.0
@@ -75,6 +77,8 @@ class SandboxProcess:
         self.init_pid: int | None = None
         self._pidfd: int | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._is_held = False
+        self._killed_from_outside = False
 
     def identify(self, info_fd: int | None) -> None:
         """Learns of the init. `info_fd` is a pipe into which bubblewrap names it, None without namespaces.
@@ -89,6 +93,16 @@ class SandboxProcess:
         except ProcessLookupError:
             self._popen.kill()
 
+    def hold(self) -> None:
+        """Keeps bubblewrap, whose namespaces are complete, from waiting for its init before its end is read.
+
+        Bubblewrap has nothing else to do. It makes one number of a signal and of the exit code that a command
+        gives, and forgets which it was.
+        """
+        if self.init_pid is not None:
+            self._is_held = True
+            self._popen.send_signal(signal.SIGSTOP)
+
     def watch(self) -> asyncio.Future[None]:
         """A future of the running loop that is done when it has ended. Call it once."""
         loop = asyncio.get_running_loop()
@@ -102,6 +116,7 @@ class SandboxProcess:
     def _on_end(self) -> None:
         assert self._ended is not None and self._pidfd is not None
         asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._look_and_let_go()
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -115,13 +130,32 @@ class SandboxProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        self._let_go()
 
     async def exit_code(self) -> int:
         """The exit code, negative for a signal, of a process that has ended. Raises TimeoutError."""
+        self._look_and_let_go()
         async with asyncio.timeout(REAP_TIMEOUT_S):
             while (code := self._popen.poll()) is None:  # noqa: ASYNC110 (bubblewrap follows its init at once)
                 await asyncio.sleep(REAP_POLL_S)
+        if self.init_pid is not None and code < 0:
+            self._killed_from_outside = True
         return code
+
+    @property
+    def killed_from_outside(self) -> bool:
+        """Whether, once `exit_code` has returned, SIGKILL from outside its namespaces ended it."""
+        return self._killed_from_outside
+
+    def _look_and_let_go(self) -> None:
+        if self._is_held and self.init_pid is not None:
+            self._killed_from_outside = was_killed_from_outside(self.init_pid)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._popen.send_signal(signal.SIGCONT)
 
     def discard(self) -> None:
         """Ends one that nobody watches yet, and returns when it is gone."""
@@ -132,6 +166,7 @@ class SandboxProcess:
 
     def release(self) -> None:
         """Gives the descriptor back."""
+        self._let_go()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

@@ -29,13 +29,14 @@ Attach = Callable[[int | None], None]
 
 # One line, so that bash's messages name line 1 of the command. The end of a command is reported when the
 # inner loop comes round again, which it does after a `continue` too; the outer loop catches a `break`. Each
-# part of the report is redirected on its own, so that what a DEBUG trap prints before it goes elsewhere.
+# part of the report is redirected on its own, so that what a DEBUG trap prints before it goes elsewhere. A
+# command's TMOUT is not for the reads of the loop.
 _LOOP = (
     "exec 7>&1 </dev/null >/dev/null 2>&1; {preamble}; exec {fd}<&{inherited} {inherited}<&-; builtin umask 022; "
     "__n= __s=0; while builtin :; do while [[ $__n ]] && {{ "
     'builtin printf "%s %d\\0%s\\0" "$__n" "$__s" "$PWD" >&{fd}; builtin export -p >&{fd}; '
-    'builtin printf "\\0" >&{fd}; }}; __n=; IFS= builtin read -r -d "" -u {fd} __n && '
-    'IFS= builtin read -r -d "" -u {fd} __c; do __s=0; builtin eval "$__c" </dev/null >&7 2>&7 7>&- {fd}>&-; '
+    'builtin printf "\\0" >&{fd}; }}; __n=; IFS= TMOUT= builtin read -r -d "" -u {fd} __n && '
+    'IFS= TMOUT= builtin read -r -d "" -u {fd} __c; do __s=0; builtin eval "$__c" </dev/null >&7 2>&7 7>&- {fd}>&-; '
     "__s=$?; done; [[ $__n ]] || builtin exit; done"
 )
 
@@ -82,6 +83,7 @@ async def start_shell(
             how = "is silent" if answer.timed_out else f"ended with exit code {answer.exit_code}"
             raise ShellEnded(f"the shell of {directory} {how} at its start: {answer.output.strip()}")
         await joining
+        tree.hold()
         await loop.run_in_executor(None, _attach, isolation, directory, shell.init_pid, attach)
     except BaseException:
         await asyncio.wait([joining])

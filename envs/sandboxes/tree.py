@@ -43,6 +43,22 @@ class ProcessTree:
     async def exit_code(self) -> int:
         return await self._process.exit_code()
 
+    def hold(self) -> None:
+        """Has the end of the shell looked at, once its namespaces are complete, before it is forgotten."""
+        self._process.hold()
+
+    def killed_from_outside(self) -> bool:
+        """Whether something outside its namespaces killed the shell, whose `exit_code` has returned.
+
+        The kernel, for its group's limit on memory, is not outside. Without namespaces nothing is.
+        """
+        if not self._process.killed_from_outside or self._group is None:
+            return self._process.killed_from_outside
+        try:
+            return self._group.out_of_memory_kills() == 0
+        except OSError:
+            return True
+
     def find(self) -> list[int]:
         """The pids of all processes, but for the watcher that outlives a killed job."""
         if self.init_pid is not None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -262,14 +263,78 @@ def test_a_close_during_a_command_ends_both(sandbox, loop):
     assert not wait_until_gone(started_here())
 
 
-def test_a_sandbox_that_was_killed_is_a_failure_of_the_machine(sh, loop):
+needs_namespaces = pytest.mark.parametrize("isolation", ["bubblewrap"], indirect=True)
+
+
+@needs_namespaces
+def test_a_sandbox_that_was_killed_between_commands_is_a_failure_of_the_machine(sh, sandbox, loop):
     sh("echo")
-    for pid in started_here():
-        os.kill(pid, signal.SIGKILL)
-    assert not wait_until_gone(started_here())
-    loop.run(asyncio.sleep(0.05))
-    with pytest.raises(EnvironmentFailure, match="died between two commands"):
+    os.kill(sandbox.init_pid, signal.SIGKILL)
+    while sandbox.alive:
+        loop.run(asyncio.sleep(0.05))
+    with pytest.raises(EnvironmentFailure, match="was killed between two commands"):
         sh("echo")
+    assert sh("echo again").output == "again\n"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("method", ["exec", "exec_fresh"])
+@pytest.mark.parametrize("victim", ["init", "bubblewrap"])
+def test_a_sandbox_that_was_killed_in_a_command_is_a_failure_of_the_machine(sandbox, loop, method, victim):
+    async def killed() -> None:
+        command = asyncio.create_task(getattr(sandbox, method)("echo > begun; sleep 1000", TIMEOUT_S))
+        while not (sandbox.directory / "begun").exists():
+            await asyncio.sleep(0.01)
+        pid = sandbox.init_pid
+        os.kill(pid if victim == "init" else parent_of(pid), signal.SIGKILL)
+        with pytest.raises(EnvironmentFailure, match="killed it"):
+            await command
+
+    loop.run(killed())
+    assert not wait_until_gone(started_here())
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@needs_namespaces
+@pytest.mark.parametrize("method", ["exec", "exec_fresh"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "exit 137",
+        "ulimit -t 1; while :; do :; done",
+        "exec python3 -c 'import ctypes, os; ctypes.CDLL(None).prctl(22, 1); os.getppid()'",
+    ],
+)
+def test_a_command_cannot_pass_its_end_off_as_a_failure_of_the_machine(sandbox, loop, method, command):
+    result = loop.run(getattr(sandbox, method)(command, TIMEOUT_S))
+    assert (result.exit_code, result.shell_replaced, result.timed_out) == (137, True, False)
+
+
+@needs_namespaces
+def test_a_command_cannot_kill_what_keeps_it(sh):
+    assert not sh("kill -KILL 0; true").shell_replaced
+    assert sh("echo on").output.endswith("on\n")
+
+
+@pytest.mark.parametrize("end", ["trap 'exit 3' USR1; (sleep 0.2; kill -USR1 $$) &", "readonly TMOUT=1"])
+def test_a_shell_that_a_command_ended_later_is_replaced_and_the_agent_is_told(sh, sandbox, loop, end):
+    sh(f"export KEPT=kept; {end}")
+    while sandbox.alive:
+        loop.run(asyncio.sleep(0.05))
+    first = sh("echo $KEPT")
+    assert (first.output, first.shell_replaced) == ("kept\n", True)
+    assert not sh("echo").shell_replaced
+
+
+@pytest.mark.parametrize("limit", ["TMOUT=1", "export TMOUT=1"])
+def test_a_time_limit_on_reading_does_not_end_the_shell(sh, loop, limit):
+    sh(limit)
+    loop.run(asyncio.sleep(1.5))
+    result = sh("echo $TMOUT")
+    assert (result.output, result.shell_replaced) == ("1\n", False)
 
 
 def test_64_sandboxes_at_once_do_not_mix(new_sandbox, loop):

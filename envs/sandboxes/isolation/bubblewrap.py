@@ -58,6 +58,8 @@ class Bubblewrap:
     def launch(self, directory: Path, shell: Sequence[str], info_fd: int | None) -> Launch:
         options = [
             *("--unshare-user", "--unshare-all", "--die-with-parent", "--as-pid-1", "--hostname", "sandbox"),
+            # A signal to the process group, which namespaces do not part, must not reach bubblewrap itself.
+            "--new-session",
             *(("--share-net",) if self.network else ()),
             # Whoever may make user namespaces has root's share of the kernel within reach, and more file systems
             # in memory than the limits know of.

@@ -49,13 +49,15 @@ class Cgroup:
             return []
 
     def out_of_memory_kills(self) -> int:
-        """How many processes the kernel has ended because the group was at its limit."""
+        """How many processes the kernel has ended because the group was at its limit. Raises OSError.
+
+        It counts those that it ended because the host was at its own, too: they are left out as long as the
+        group has not met its limit.
+        """
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        for line in (self.path / name).read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == "oom_kill":
-                return int(value)
-        return 0
+        counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
+        met = (self.path / "memory.failcnt").read_text() if self.version == 1 else counts.get("oom", "0")
+        return int(counts.get("oom_kill", "0")) if int(met) else 0
 
     def remove(self) -> None:
         """Ends every process in the group and removes it; one that is gone is fine.
