@@ -17,8 +17,8 @@ class LimitsConfig(Section):
     """Files, folders and links."""
     workspace_depth: Count = 512
     """Folders within folders."""
-    processes: Count = 512
-    memory_bytes: Count = 4 << 30
+    processes: int = Field(default=512, ge=16)
+    memory_bytes: int = Field(default=4 << 30, ge=64 << 20)
     """Of each process, and of the sandbox as a whole, /tmp included, where this user may make control groups."""
     file_bytes: Count = 1 << 30
     """Of one file that a command writes."""

@@ -34,16 +34,18 @@ class LocalSandbox:
         files: Files[Any],
         isolation: Isolation,
         io: Executor,
+        begin_and_end: Executor,
         *,
         setup_timeout_s: float,
         gone: Callable[[], None] = lambda: None,
     ) -> None:
-        """`io` runs what blocks; `gone` is called once when nothing of the sandbox is left."""
+        """`io` and `begin_and_end` run what blocks; `gone` is called once when nothing of the sandbox is left."""
         self.id = name
         self._spec = spec
         self._files = files
         self._owner = isolation.owner
         self._io = io
+        self._begin_and_end = begin_and_end
         self._gone = gone
         self._session = ShellSession(
             files.directory,
@@ -61,9 +63,10 @@ class LocalSandbox:
         """Makes the workspace, new or that of a snapshot, and starts the shell. For its backend."""
         with self._used():
             if snapshot is None:
-                await self._blocking(self._files.create, self._spec)
+                await self._on(self._begin_and_end, self._files.create, self._spec)
             else:
-                self._session.set_state(await self._blocking(self._files.restore, snapshot, self._spec))
+                restored = await self._on(self._begin_and_end, self._files.restore, snapshot, self._spec)
+                self._session.set_state(restored)
             await self._session.start()
 
     async def exec(self, command: str, timeout_s: float) -> ExecResult:
@@ -123,7 +126,7 @@ class LocalSandbox:
             if self._work is not None:
                 await asyncio.wait([self._work])
             try:
-                await self._blocking(self._files.destroy)
+                await self._on(self._begin_and_end, self._files.destroy)
             except OSError as error:
                 raise EnvironmentFailure(f"cannot remove sandbox {self.id}: {error}") from error
         self._gone()
@@ -140,7 +143,10 @@ class LocalSandbox:
             os.close(root)
 
     async def _blocking(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._io, partial(work, *args, **kwargs))
+        return await self._on(self._io, work, *args, **kwargs)
+
+    async def _on(self, threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        future = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args, **kwargs))
         # A cancelled caller does not stop the thread; `destroy` waits for it.
         self._work = future
         return await asyncio.shield(future)

@@ -56,8 +56,7 @@ class NodeReader:
     def file(self, path: bytes, record: Record) -> tuple[bytes, Attributes]:
         """The content hash and attributes of the very file that the record is of. Raises WorkspaceLimit."""
         inode = record.device, record.inode
-        with self._opened_file(path, record) as (fd, info), naming(path):
-            attributes = read_attributes(fd, marks=self._layer)
+        with self._opened_file(path, record) as (fd, info, attributes), naming(path):
             content = self._contents.get(inode)
             if content is None:
                 content = self._read(fd, path, record, info)
@@ -78,24 +77,32 @@ class NodeReader:
         return content
 
     @contextmanager
-    def _opened_file(self, path: bytes, record: Record) -> Iterator[tuple[int, os.stat_result]]:
-        """The very file that the record is of, and its stat, even where its mode keeps its owner out."""
+    def _opened_file(self, path: bytes, record: Record) -> Iterator[tuple[int, os.stat_result, Attributes]]:
+        """The very file that the record is of, its stat and attributes, even where its mode keeps its owner out."""
         try:
             fd = open_beneath(self._root_fd, path, _FILE)
         except OSError as error:
+            if error.errno == errno.EAGAIN:
+                raise WorkspaceLimit(
+                    f"{shown(path)} is held by a lease: end the process that has it"
+                ) from error
             if error.errno != errno.EACCES:
                 raise self._moved(path, error) from error
-            fd = self._open_closed(path)
+            fd, attributes = self._open_closed(path)
+        else:
+            with naming(path):
+                attributes = read_attributes(fd, marks=self._layer)
         try:
             info = os.fstat(fd)
             found = info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
             if found != (record.device, record.inode, record.size, record.mtime_ns):
                 raise TreeMoved(f"{shown(path)} kept changing")
-            yield fd, info
+            yield fd, info, attributes
         finally:
             os.close(fd)
 
-    def _open_closed(self, path: bytes) -> int:
+    def _open_closed(self, path: bytes) -> tuple[int, Attributes]:
+        """A file whose mode must be opened to its owner for a moment; attributes are read in that moment."""
         with self._opened(path, _NODE) as node:
             mode = os.fstat(node).st_mode
             if not stat.S_ISREG(mode):
@@ -103,7 +110,12 @@ class NodeReader:
             name = f"/proc/self/fd/{node}"
             os.chmod(name, stat.S_IMODE(mode) | stat.S_IRUSR)  # noqa: PTH101
             try:
-                return os.open(name, _FILE | os.O_CLOEXEC)
+                fd = os.open(name, _FILE | os.O_CLOEXEC)
+                try:
+                    return fd, read_attributes(fd, marks=self._layer)
+                except BaseException:
+                    os.close(fd)
+                    raise
             finally:
                 os.chmod(name, stat.S_IMODE(mode))  # noqa: PTH101
 

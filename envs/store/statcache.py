@@ -46,7 +46,10 @@ class Scanned:
         groups: dict[Inode, list[bytes]] = {}
         for path, inode in linked.items():
             groups.setdefault(inode, []).append(path)
-        links = {path: min(paths) for paths in groups.values() if len(paths) > 1 for path in paths}
+        links: dict[bytes, bytes] = {}
+        for paths in groups.values():
+            if len(paths) > 1:
+                links.update(dict.fromkeys(paths, min(paths)))
         for path in {*cache.linked, *linked}:
             entry = self.updates.get(path, cache.tree.entries.get(path))
             if entry is not None and entry.link != links.get(path, b""):
