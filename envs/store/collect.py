@@ -12,11 +12,9 @@ from midstream.envs.errors import SnapshotDamaged, SnapshotMissing
 from midstream.envs.protocol import Snapshot
 from midstream.envs.store.contents import Contents, write_failed
 from midstream.envs.store.index import Index, insert_pack
-from midstream.envs.store.liveness import live_blobs, needed_rows
 from midstream.envs.store.packs import SUFFIX, Pack
+from midstream.envs.store.plan import Plan, make_plan, spare_newer
 
-# So often the plan is made anew because others wrote meanwhile; after that they wait for it.
-_PLANS = 3
 # Packs of which less than this is needed are written anew.
 MIN_LIVE_SHARE = 0.5
 _REWRITE_BYTES = 64 << 20
@@ -36,13 +34,6 @@ class Collected:
     blobs: int = 0
     packs: int = 0
     leftovers: int = 0
-
-
-@dataclass(frozen=True)
-class _Plan:
-    live: set[str]
-    needed: set[str]
-    dead_blobs: list[bytes]
 
 
 def ids(snapshots: Named) -> list[str]:
@@ -78,41 +69,29 @@ def alone(store: Path) -> Iterator[None]:
 
 
 def _drop(index: Index, keep: set[str] | None, contents: Contents) -> tuple[int, int, list[str]]:
-    """Takes unwanted snapshots, their blobs and empty packs out of the index: how many, how many, which packs."""
-    for attempt in range(_PLANS):
-        with index.reading() as reading:
-            version = _version(reading)
-            plan = _plan(reading, keep, contents) if attempt < _PLANS - 1 else None
-        with index.writing() as connection:
-            if plan is None:
-                plan = _plan(connection, keep, contents)
-            elif _version(connection) != version:
-                continue
-            dropped = _drop_snapshots(connection, plan)
-            return dropped, len(plan.dead_blobs), _drop_blobs(connection, plan.dead_blobs)
-    raise AssertionError("the last plan is carried out")
+    """Takes unwanted snapshots, their blobs and empty packs out of the index: how many, how many, which packs.
+
+    The plan is made while others write; writers wait only while what came since is added to what stays.
+    """
+    with index.reading() as connection:
+        connection.execute("BEGIN")
+        try:
+            plan = make_plan(connection, keep, contents)
+        finally:
+            connection.execute("ROLLBACK")
+        # Most of what came meanwhile, so that little is left for the time in which writers wait.
+        connection.execute("BEGIN")
+        try:
+            spare_newer(connection, plan, contents)
+        finally:
+            connection.execute("ROLLBACK")
+    with index.writing() as connection:
+        spare_newer(connection, plan, contents)
+        dropped = _drop_snapshots(connection, plan)
+        return dropped, len(plan.dead), _drop_blobs(connection, list(plan.dead))
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    """Another number whenever another connection has written."""
-    (version,) = connection.execute("PRAGMA data_version").fetchone()
-    return int(version)
-
-
-def _plan(connection: sqlite3.Connection, keep: set[str] | None, contents: Contents) -> _Plan:
-    pinned = {snapshot_id for (snapshot_id,) in connection.execute("SELECT snapshot FROM pins")}
-    there = {i for (i,) in connection.execute("SELECT id FROM snapshots WHERE NOT pruned")}
-    live = there if keep is None else there & (keep | pinned)
-    try:
-        blobs = live_blobs(connection, live, contents)
-        dead = [h for (h,) in connection.execute("SELECT hash FROM blobs") if h not in blobs]
-    except (SnapshotDamaged, SnapshotMissing):
-        # What cannot be read may name any of them: all stay, until the damaged snapshot is deleted.
-        dead = []
-    return _Plan(live, needed_rows(connection, live), dead)
-
-
-def _drop_snapshots(connection: sqlite3.Connection, plan: _Plan) -> int:
+def _drop_snapshots(connection: sqlite3.Connection, plan: Plan) -> int:
     rows = connection.execute("SELECT id, pruned FROM snapshots").fetchall()
     gone = [(snapshot_id,) for snapshot_id, _ in rows if snapshot_id not in plan.needed]
     pruned = [(i,) for i, already in rows if i in plan.needed and i not in plan.live and not already]

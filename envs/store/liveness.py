@@ -35,9 +35,14 @@ def live_files(connection: sqlite3.Connection, live: set[str]) -> set[File]:
 
 def live_blobs(connection: sqlite3.Connection, live: set[str], contents: Contents) -> set[bytes]:
     """The hashes of all blobs that these snapshots need. Raises SnapshotDamaged, SnapshotMissing."""
-    files = live_files(connection, live)
-    blobs = {content for content, _ in files}
+    return blobs_of(live_files(connection, live), contents)
+
+
+def blobs_of(files: Iterable[File], contents: Contents) -> set[bytes]:
+    """The hashes of the blobs that these files are made of. Raises SnapshotDamaged, SnapshotMissing."""
+    blobs: set[bytes] = set()
     for content, size in files:
+        blobs.add(content)
         if size > CHUNK_BYTES:
             blobs.update(chunk_hashes(contents.blob(content)))
     return blobs
@@ -61,7 +66,7 @@ def broken_snapshots(
     broken: dict[str, dict[bytes, bytes]] = {}
     if missing:
         for snapshot_id in snapshots:
-            entries = _entries(connection, snapshot_id)
+            entries = entries_of(connection, snapshot_id)
             hit = {
                 p: missing[e.content] for p, e in entries.items() if e.kind == "f" and e.content in missing
             }
@@ -70,7 +75,8 @@ def broken_snapshots(
     return broken
 
 
-def _entries(connection: sqlite3.Connection, snapshot_id: str) -> dict[bytes, Entry]:
+def entries_of(connection: sqlite3.Connection, snapshot_id: str) -> dict[bytes, Entry]:
+    """The tree of one snapshot. Raises SnapshotDamaged."""
     deltas = []
     row = read_row(connection, snapshot_id)
     while row is not None:
@@ -97,6 +103,11 @@ def _chains(
             children.setdefault(parent, []).append(snapshot_id)
     for root in roots:
         yield root, children
+
+
+def file_of(entry: Entry | None) -> File | None:
+    """The content that an entry needs, if any."""
+    return (entry.content, entry.size) if entry is not None and entry.kind == "f" and entry.size > 0 else None
 
 
 class _Walk:
@@ -141,9 +152,7 @@ class _Walk:
     def _enter(self, updates: Updates) -> list[tuple[bytes, File | None]]:
         undo = []
         for path, entry in updates.items():
-            is_file = entry is not None and entry.kind == "f" and entry.size > 0
-            file = (entry.content, entry.size) if is_file and entry is not None else None
-            undo.append((path, self._put(path, file)))
+            undo.append((path, self._put(path, file_of(entry))))
         return undo
 
     def _put(self, path: bytes, file: File | None) -> File | None:

@@ -6,6 +6,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from midstream.envs.errors import SnapshotMissing
 from midstream.envs.protocol import Snapshot
+from midstream.envs.store import collect, plan
 from midstream.envs.store.packs import Pack
 from midstream.envs.store.restore import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
@@ -217,3 +219,56 @@ def test_what_another_owner_has_pinned_is_not_deleted(store, tree):
     assert snapshot in store
     store.delete([snapshot], "theirs")
     assert snapshot not in store
+
+
+def in_another_thread(work) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("moment", ["make_plan", "spare_newer"])
+@pytest.mark.parametrize("what", ["old chunks in a new file", "an old file", "a deleted parent", "a pin"])
+def test_what_is_written_after_the_plan_keeps_what_it_needs(store, tmp_path, monkeypatch, what, moment):
+    """The plan takes all contents for dead; then a snapshot comes that needs some of them again."""
+    trees = {name: tmp_path / name for name in ("old", "chunks", "copy", "pinned", "other")}
+    for path in trees.values():
+        path.mkdir()
+    (trees["old"] / "large").write_bytes(large := os.urandom(3 << 20))
+    (trees["old"] / "small").write_bytes(small := os.urandom(3000))
+    (trees["chunks"] / "large").write_bytes(large[: 2 << 20] + os.urandom(1 << 20))
+    (trees["copy"] / "small").write_bytes(small)
+    for name in ("pinned", "other"):
+        (trees[name] / "x").write_bytes(os.urandom(3000))
+    old = store.put(trees["old"], baseline=(baseline := Baseline()))
+    pinned, other = store.put(trees["pinned"]), store.put(trees["other"])
+    store.delete([old])
+    (trees["old"] / "new").write_text("new")
+    added = []
+
+    def write() -> None:
+        if what == "old chunks in a new file":
+            added.append(store.put(trees["chunks"]))
+        elif what == "an old file":
+            added.append(store.put(trees["copy"]))
+        elif what == "a deleted parent":
+            added.append(store.put(trees["old"], old, baseline=baseline))
+        else:
+            store.pin([pinned], "late")
+            added.append(pinned)
+
+    made = getattr(plan, moment)
+
+    def then_write(*arguments):
+        result = made(*arguments)
+        if not added:
+            in_another_thread(write)
+        return result
+
+    monkeypatch.setattr(collect, moment, then_write)
+    store.collect()
+    monkeypatch.undo()
+    assert other not in store and old not in store
+    (snapshot,) = added
+    assert store.verify() == []
+    assert store.restore(snapshot, tmp_path / "restored") == snapshot.digest
