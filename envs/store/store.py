@@ -116,11 +116,8 @@ class SnapshotStore:
 
         def look(before: Tree, incoming: Incoming) -> Seen:
             seen = look_at_layer(upper_dir, before, incoming.ingest, self._limits, self._contents())
-            if (
-                known is not None
-                and known in self
-                and self._trees.load(known.id).entries == seen.cache.tree.entries
-            ):
+            # Where it is the parent, the recorder sees that nothing differs.
+            if known is not None and known.id != parent.id and self._is(known, seen.cache.tree):
                 raise _KnownAlready
             return seen
 
@@ -283,6 +280,13 @@ class SnapshotStore:
         sizes = [path.stat().st_size for path in self.path.rglob("*") if path.is_file()]
         snapshots, pinned, blobs, packs = counts
         return Statistics(snapshots, pinned, blobs, packs, sum(sizes))
+
+    def _is(self, snapshot: Snapshot, tree: Tree) -> bool:
+        """Whether the snapshot is here and of this very tree, mtimes too."""
+        if snapshot not in self:
+            return False
+        known = self._trees.load(snapshot.id)
+        return known.sum == tree.sum and known.entries == tree.entries
 
     def _check_there(self, connection: sqlite3.Connection, wanted: Iterable[str]) -> None:
         for snapshot_id in wanted:
