@@ -27,6 +27,10 @@ READ_BYTES = 1 << 16
 DRAIN_READS = 16
 # A shell whose variables outgrow this is ended: its state could not be recorded.
 MAX_RECORD_BYTES = 1 << 20
+# Of the end of a command: its word with the exit code, the directory, the exported variables.
+FIELDS = 3
+# Records of no command that a shell may send in its life, which no honest one does.
+MAX_FOREIGN_RECORDS = 64
 # What timeout(1) returns for a command that it had to end.
 TIMED_OUT_EXIT_CODE = 124
 
@@ -77,7 +81,8 @@ class Shell:
         self._output_fd = output
         self.killed = False
         self._loop = asyncio.get_running_loop()
-        self._received = bytearray()
+        self._received = b""
+        self._foreign = 0
         self._unsent = b""
         self._word = b""
         self._output = BoundedOutput(0)
@@ -188,16 +193,19 @@ class Shell:
         if not chunk:
             self._loop.remove_reader(self._control)
             return
-        self._received += chunk
-        while self._received.count(b"\0") >= 3:
-            head, cwd, exports, self._received = self._received.split(b"\0", 3)
+        *fields, self._received = (self._received + chunk).split(b"\0")
+        while len(fields) % FIELDS:
+            self._received = fields.pop() + b"\0" + self._received
+        for head, cwd, exports in zip(fields[::FIELDS], fields[1::FIELDS], fields[2::FIELDS], strict=True):
             word, _, exit_code = head.partition(b" ")
-            # Another word is that of an earlier command, or a command's own invention.
             if self._word and word == self._word:
                 text = exports.decode("utf-8", "surrogateescape")
                 state = ShellState(cwd.decode("utf-8", "surrogateescape"), _carried(text))
                 self._settle((int(exit_code), state))
-        if len(self._received) > MAX_RECORD_BYTES:
+            else:
+                # That of an earlier command, or a command's own invention, of which there may be a flood.
+                self._foreign += 1
+        if len(self._received) > MAX_RECORD_BYTES or self._foreign > MAX_FOREIGN_RECORDS:
             self.kill()
 
     def _on_output(self) -> None:

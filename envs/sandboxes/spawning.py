@@ -176,4 +176,5 @@ def _read_init_pid(info_fd: int) -> int | None:
     content = b""
     while not content.rstrip().endswith(b"}") and (chunk := os.read(info_fd, 4096)):
         content += chunk
-    return int(json.loads(content)["child-pid"]) if content else None
+    # One that is killed while it writes leaves half of it.
+    return int(json.loads(content)["child-pid"]) if content.rstrip().endswith(b"}") else None

@@ -74,7 +74,7 @@ async def start_shell(
     except OSError as error:
         raise EnvironmentFailure(f"cannot start a shell in {directory}: {error.strerror or error}") from error
     shell = Shell(tree, started.control, started.output)
-    # The kernel takes milliseconds to move a process, which the shell needs to start.
+    # The kernel takes milliseconds to move a process, which the shell needs to start and its files to be mounted.
     joining = loop.run_in_executor(None, tree.join_group)
     try:
         # An answer says that the namespaces are complete.
@@ -82,9 +82,9 @@ async def start_shell(
         if answer.state is None:
             how = "is silent" if answer.timed_out else f"ended with exit code {answer.exit_code}"
             raise ShellEnded(f"the shell of {directory} {how} at its start: {answer.output.strip()}")
-        await joining
         tree.hold()
         await loop.run_in_executor(None, _attach, isolation, directory, shell.init_pid, attach)
+        await joining
     except BaseException:
         await asyncio.wait([joining])
         await shell.close()

@@ -69,7 +69,7 @@ class Bubblewrap:
             *_base_mounts(self.network),
             *self._private_mounts(),
             *(("--dir", INSIDE) if self._mounts_later else ("--bind", str(directory), INSIDE)),
-            *("--remount-ro", "/", "--chdir", INSIDE),
+            *("--remount-ro", "/", "--chdir", "/"),
             *(("--info-fd", str(info_fd)) if info_fd is not None else ()),
             *("--", *shell),
         ]
