@@ -179,10 +179,10 @@ def test_a_collector_beside_writers_in_other_processes_never_takes_what_is_pinne
     finally:
         for writer in writers:
             writer.kill()
-            _, told = writer.communicate()
+        told = [writer.communicate()[1] for writer in writers]
     # A writer that restores a snapshot without a pin may find it gone, and says so.
-    for writer in writers:
-        assert writer.returncode == 0 or "SnapshotMissing" in told, told
+    for writer, error in zip(writers, told, strict=True):
+        assert writer.returncode == 0 or "SnapshotMissing" in error, error
     assert collections > 1
     assert not store.verify()
     store.collect()
