@@ -24,7 +24,7 @@ from midstream.envs.sandboxes.processes import descendants
 from midstream.envs.workspace import WorkspaceFactory
 from tests.envs.conftest import isolation_or_skip
 from tests.envs.kills.job import TASK, config
-from tests.envs.started import wait_until_gone
+from tests.envs.started import read_command, wait_until_gone
 
 ROOT = Path(__file__).parents[3]
 KILLS = int(os.environ.get("MIDSTREAM_SOAK", "2"))
@@ -43,7 +43,7 @@ def test_kill_9_at_any_moment_loses_and_leaves_nothing(
     for _ in range(KILLS):
         pid, acknowledged, started = killed_job(arguments)
         loop.run(next_start(arguments, acknowledged))
-        assert wait_until_gone(started) == []
+        assert [described(left) for left in wait_until_gone(started)] == []
         assert left_behind(sandboxes, pid) == []
 
 
@@ -93,6 +93,12 @@ async def next_start(arguments: list[str], acknowledged: list[dict[str, Any]]) -
         assert factory.counters.restores_bad == 0
     finally:
         await factory.close()
+
+
+def described(pid: int) -> str:
+    """What a process is and does, for whoever has to find out why it is there."""
+    status, kernel = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "wchan"))
+    return f"{pid} {read_command(pid)!r} {status} in {kernel}"
 
 
 def left_behind(sandboxes: Path, pid: int) -> list[str]:
