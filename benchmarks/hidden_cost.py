@@ -7,23 +7,20 @@ one process. The first figure is the ratio of their wall-clock times, round by r
     python benchmarks/hidden_cost.py [--json] [--quick]
 """
 
-import argparse
 import asyncio
 import tempfile
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from result import publish, target
+from rounds import WARM_UP, Side, interleaved, parse_options, running_engine
 
-from midstream.conf.compose import compose
 from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import Snapshot, Step, Task
 from midstream.envs.workspace import WorkspaceEnvironment, WorkspaceFactory
 from midstream.hooks.slime.generate import generate
 from midstream.hooks.slime.settings import engine_of, environments_of
-from midstream.local.model.checkpoint import build_hf_checkpoint
 from midstream.local.model.tokenizer import build_tokenizer
 from midstream.local.rollout import GenerateState
 from midstream.local.sample import Sample
@@ -39,6 +36,14 @@ COMMAND = (
     "echo log $n > out$n.txt; rm -f out$((n-2)).txt"
 )
 NOTHING = Snapshot(id="nothing", digest="nothing")
+TASK = Task(
+    "p",
+    None,
+    {
+        "files": {f"src/module{i}.py": f"def function{i}():\n    return {i}\n" * 20 for i in range(FILES)},
+        "eval_cmd": "true",
+    },
+)
 
 
 class Editing(WorkspaceEnvironment):
@@ -62,17 +67,10 @@ class UnsavedFactory(WorkspaceFactory):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a minute's version: fewer and smaller rounds")
-    parser.add_argument("--rounds", type=int, default=None, help="pairs of rounds (default 12, quick 4)")
-    options = parser.parse_args()
-    rounds = options.rounds or (4 if options.quick else 12)
+    options = parse_options(__doc__)
     rollouts = 64 if options.quick else 192
     with tempfile.TemporaryDirectory(prefix="midstream-hidden-cost-") as scratch:
-        rows = asyncio.run(measure(Path(scratch), rounds=rounds, rollouts=rollouts))
+        rows = asyncio.run(measure(Path(scratch), rounds=options.rounds, rollouts=rollouts))
     ratios = [row["with_s"] / row["without_s"] for row in rows]
     publish(
         [target("rollouts with snapshots / without", ratios, "ratio", "<=", TOP_RATIO)],
@@ -83,38 +81,32 @@ def main() -> None:
 
 async def measure(scratch: Path, *, rounds: int, rollouts: int) -> list[dict[str, Any]]:
     """Seconds of both sides per round; one server for all."""
-    config = compose([f"run_dir={scratch}"])
-    checkpoint = build_hf_checkpoint(scratch / "checkpoint", config.model)
-    server = EngineServer(config.server, model_path=checkpoint, log_path=scratch / "server.log")
-    await asyncio.to_thread(server.start, weight_version=0)
-    sides = {
-        "with_s": _args(config.server.max_running_requests, server, scratch / "with", "SavedFactory"),
-        "without_s": _args(config.server.max_running_requests, server, scratch / "without", "UnsavedFactory"),
-    }
-    try:
-        for args in sides.values():  # warm up
-            await _round(args, rollouts // 4)
-        rows = []
-        for number in range(rounds):
-            order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            row: dict[str, Any] = {"round": number, "rollouts": rollouts, "turns": rollouts * TURNS}
-            for name in order:
-                server.flush()
-                started = time.perf_counter()
-                await _round(sides[name], rollouts)
-                row[name] = time.perf_counter() - started
-            rows.append(row)
-        return rows
-    finally:
-        for args in sides.values():
-            await environments_of(args).close()
-            await engine_of(args).close()
-        await asyncio.to_thread(server.stop)
+    async with running_engine(scratch) as (server, concurrency):
+        both = {
+            "with_s": _args(concurrency, server, scratch / "with", "SavedFactory"),
+            "without_s": _args(concurrency, server, scratch / "without", "UnsavedFactory"),
+        }
+
+        def side(args: Namespace) -> Side:
+            return lambda number: _round(args, rollouts // 4 if number == WARM_UP else rollouts)
+
+        sides = {name: side(args) for name, args in both.items()}
+        try:
+            for one_side in sides.values():
+                await one_side(WARM_UP)
+            fields = {"rollouts": rollouts, "turns": rollouts * TURNS}
+            return await interleaved(sides, server, rounds, fields)
+        finally:
+            for args in both.values():
+                await environments_of(args).close()
+                await engine_of(args).close()
 
 
 async def _round(args: Namespace, rollouts: int) -> None:
     async def one(number: int) -> None:
-        sample = Sample(prompt="p", tokens=[5] * 16, group_index=0, index=number, metadata=_task().metadata)
+        sample = Sample(
+            prompt="p", tokens=[5] * 16, group_index=0, index=number, metadata=dict(TASK.metadata)
+        )
         async with args.generate_state.concurrency:
             await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096, "ignore_eos": True})
         turns = len(sample.metadata["midstream"]["turns"])
@@ -122,11 +114,6 @@ async def _round(args: Namespace, rollouts: int) -> None:
             raise RuntimeError(f"a rollout had {turns} turns instead of {TURNS}")
 
     await asyncio.gather(*(one(number) for number in range(rollouts)))
-
-
-def _task() -> Task:
-    files = {f"src/module{i}.py": f"def function{i}():\n    return {i}\n" * 20 for i in range(FILES)}
-    return Task("p", None, {"files": files, "eval_cmd": "true"})
 
 
 def _args(concurrency: int, server: EngineServer, run_dir: Path, factory: str) -> Namespace:

@@ -6,74 +6,60 @@ Both sides ask for the same number of tokens for the same prompts, at the same c
     python benchmarks/overhead.py [--json] [--quick]
 """
 
-import argparse
 import asyncio
 import random
 import tempfile
-import time
 from argparse import Namespace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from result import publish, target
+from rounds import WARM_UP, Side, interleaved, parse_options, running_engine
 
-from midstream.conf.compose import compose
 from midstream.hooks.slime.generate import generate
 from midstream.hooks.slime.settings import engine_of
-from midstream.local.model.checkpoint import build_hf_checkpoint
 from midstream.local.rollout import GenerateState
 from midstream.local.sample import Sample
 from midstream.local.server import EngineServer
 
 PROMPT_TOKENS = 32
 TOP_RATIO = 1.03
+# Generates for the prompts, and says how many tokens.
+Play = Callable[[Namespace, EngineServer, list[list[int]]], Awaitable[int]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a minute's version: fewer and smaller rounds")
-    parser.add_argument("--rounds", type=int, default=None, help="pairs of rounds (default 12, quick 4)")
-    options = parser.parse_args()
-    rounds = options.rounds or (4 if options.quick else 12)
+    options = parse_options(__doc__)
     requests = 128 if options.quick else 512
     with tempfile.TemporaryDirectory(prefix="midstream-overhead-") as scratch:
-        rows = asyncio.run(measure(Path(scratch), rounds=rounds, requests=requests))
+        rows = asyncio.run(measure(Path(scratch), rounds=options.rounds, requests=requests))
     ratios = [row["midstream_s"] / row["bare_s"] for row in rows]
     publish([target("overhead of generate", ratios, "ratio", "<=", TOP_RATIO)], rows, as_json=options.json)
 
 
 async def measure(scratch: Path, *, rounds: int, requests: int) -> list[dict[str, Any]]:
     """Seconds of both sides per round; one server for all."""
-    config = compose([f"run_dir={scratch}"])
-    checkpoint = build_hf_checkpoint(scratch / "checkpoint", config.model)
-    server = EngineServer(config.server, model_path=checkpoint, log_path=scratch / "server.log")
-    await asyncio.to_thread(server.start, weight_version=0)
-    try:
-        args = _args(config.server.max_running_requests, server, scratch)
-        sides = {"bare_s": _bare_round, "midstream_s": _midstream_round}
-        for side in sides.values():  # warm up
-            await side(args, server, _prompts(requests, seed=-1))
-        rows = []
-        for number in range(rounds):
-            prompts = _prompts(requests, seed=number)
-            order = list(sides) if number % 2 == 0 else list(reversed(sides))
-            row: dict[str, Any] = {"round": number, "requests": requests, "tokens": args.tokens}
-            for name in order:
-                server.flush()
-                started = time.perf_counter()
-                generated = await sides[name](args, server, prompts)
-                row[name] = time.perf_counter() - started
+    async with running_engine(scratch) as (server, concurrency):
+        args = _args(concurrency, server, scratch)
+
+        def side(play: Play) -> Side:
+            async def one_round(number: int) -> None:
+                generated = await play(args, server, _prompts(requests, seed=number))
                 if generated != requests * args.tokens:
-                    raise RuntimeError(f"{name}: {generated} tokens instead of {requests * args.tokens}")
-            rows.append(row)
-        await engine_of(args).close()
-        return rows
-    finally:
-        await asyncio.to_thread(server.stop)
+                    raise RuntimeError(f"{generated} tokens instead of {requests * args.tokens}")
+
+            return one_round
+
+        sides = {"bare_s": side(_bare_round), "midstream_s": side(_midstream_round)}
+        for one_side in sides.values():
+            await one_side(WARM_UP)
+        fields = {"requests": requests, "tokens": args.tokens}
+        try:
+            return await interleaved(sides, server, rounds, fields)
+        finally:
+            await engine_of(args).close()
 
 
 async def _bare_round(args: Namespace, server: EngineServer, prompts: list[list[int]]) -> int:
