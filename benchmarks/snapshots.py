@@ -23,7 +23,7 @@ from trees import SyntheticTree, Turn
 
 from midstream.envs.sandboxes.directories import write_files
 from midstream.envs.sandboxes.protocol import SandboxSpec
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 
 SMALL_FILES, LARGE_FILES = 5_000, 100_000
 # 50 MB in 5,000 files, 200 MB in 100,000.

@@ -27,7 +27,7 @@ from midstream.envs.pool.instances import LAYERS, layer_instances
 from midstream.envs.sandboxes import marks
 from midstream.envs.sandboxes.isolation.cgroups import list_leftover_cgroups, remove_leftover_cgroups
 from midstream.envs.sandboxes.isolation.user import NOBODY
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 
 # The job that the label of a directory names which a reaper has taken over.
 REAPER = "reaper"

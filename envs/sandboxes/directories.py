@@ -9,7 +9,7 @@ from pathlib import Path
 from midstream.envs.errors import EnvironmentFailure
 from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.sandboxes.protocol import SandboxSpec
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 

@@ -9,7 +9,7 @@ from midstream.envs.protocol import Snapshot
 from midstream.envs.sandboxes.directories import write_files
 from midstream.envs.sandboxes.files import Frozen, Running
 from midstream.envs.sandboxes.protocol import SandboxSpec
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 
 

@@ -11,8 +11,7 @@ from midstream.envs.errors import SnapshotError
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.place import Owner, Placement
 from midstream.envs.store.records import Entry, Tree, Updates, parent, parents
-from midstream.envs.store.removal import remove_below, remove_node
-from midstream.envs.store.removal import remove_tree as remove_tree
+from midstream.envs.store.removal import remove_below, remove_node, remove_tree
 
 _ROOT = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

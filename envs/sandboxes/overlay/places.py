@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from midstream.envs.sandboxes.overlay.mounts import LAYER, UPPER, WORK, WORKSPACE
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 
 # As many as may be needed before the background gets round to making more.
 PREPARED = 16

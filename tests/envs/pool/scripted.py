@@ -18,7 +18,7 @@ from midstream.envs.ownership import claims
 from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.sandboxes.marks import MARK
 from midstream.envs.sandboxes.protocol import Capabilities, ExecResult, SandboxSpec
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 
 
 class ScriptedSandbox:

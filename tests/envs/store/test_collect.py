@@ -16,7 +16,7 @@ from midstream.envs.errors import SnapshotMissing
 from midstream.envs.protocol import Snapshot
 from midstream.envs.store import collect, plan
 from midstream.envs.store.packs import Pack
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 
 TURNS = int(os.environ.get("MIDSTREAM_SOAK", "25"))

@@ -17,7 +17,7 @@ import pytest
 from midstream.envs.errors import SnapshotDamaged, SnapshotMissing
 from midstream.envs.protocol import Snapshot
 from midstream.envs.store import durable, index
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 
 KILLS = int(os.environ.get("MIDSTREAM_SOAK", "12"))

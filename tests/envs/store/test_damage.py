@@ -12,7 +12,7 @@ from midstream.envs.store import bundle, manifests
 from midstream.envs.store.chunks import EMPTY_HASH
 from midstream.envs.store.manifests import Manifest
 from midstream.envs.store.records import EMPTY, Entry
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 from tests.envs.store.trees import listing
 

@@ -4,18 +4,14 @@ The random trees are few by default; `MIDSTREAM_TREES=10000 python -m pytest tes
 tries as many as it says.
 """
 
-import os
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
-from tests.envs.store.trees import TREES, build, edit, listing, rebuild
-
-TRIALS = int(os.environ.get("MIDSTREAM_TREES", "60"))
-checked = settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.envs.store.trees import TREES, build, checked, edit, listing, rebuild
 
 
 @checked

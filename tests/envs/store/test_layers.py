@@ -8,18 +8,15 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from midstream.envs.errors import SnapshotError, SnapshotMissing, WorkspaceLimit
 from midstream.envs.protocol import Change
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.scan import TreeLimits
 from midstream.envs.store.store import Baseline, SnapshotStore
 from tests.envs.store.overlay import can_mount, merge_by_hand, mounted
-from tests.envs.store.trees import TREES, build, edit, listing
-
-TRIALS = int(os.environ.get("MIDSTREAM_TREES", "60"))
-checked = settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from tests.envs.store.trees import TREES, build, checked, edit, listing
 
 
 @checked

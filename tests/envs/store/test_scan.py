@@ -365,7 +365,7 @@ UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
 from midstream.envs.store.store import Baseline, SnapshotStore
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
 base = Path(sys.argv[1]); tree = base / "tree"; (tree / "shut" / "inner").mkdir(parents=True)

@@ -16,7 +16,8 @@ from midstream.envs.errors import SnapshotError, SnapshotMissing
 from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.store.contents import Contents
 from midstream.envs.store.records import EMPTY, Entry
-from midstream.envs.store.restore import remove_tree, write_tree
+from midstream.envs.store.removal import remove_tree
+from midstream.envs.store.restore import write_tree
 from midstream.envs.store.store import Baseline, SnapshotStore
 from tests.envs.store.trees import listing
 

@@ -7,9 +7,14 @@ import os
 import stat
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from midstream.envs.store.restore import remove_tree
+from midstream.envs.store.removal import remove_tree
+
+# How many random trees a test draws.
+TRIALS = int(os.environ.get("MIDSTREAM_TREES", "60"))
+checked = settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # No NUL and no slash; anything else, newlines and bytes that are not UTF-8 too.
 NAMES = st.one_of(
