@@ -185,8 +185,8 @@ struct offsets {
 };
 
 struct job {
-    const char *path, *previous;
-    size_t path_length, previous_length;
+    const char *path, *previous, *names;
+    size_t path_length, previous_length, names_length;
     int error, same;
     char *listing;
     size_t listing_length;
@@ -254,6 +254,18 @@ static int read_names(int fd, struct work *work, char *dirents, struct bytes *ar
     return 0;
 }
 
+/* The same for the names that the caller asks about, which are in order and each ended by a NUL. */
+static int given_names(const struct job *job, struct bytes *arena, struct offsets *names) {
+    arena->used = names->used = 0;
+    if (job->names_length && job->names[job->names_length - 1]) return EINVAL;
+    if (reserve(arena, job->names_length)) return ENOMEM;
+    memcpy(arena->start, job->names, job->names_length);
+    arena->used = job->names_length;
+    for (size_t at = 0; at < arena->used; at += strlen(arena->start + at) + 1)
+        if (push(names, at)) return ENOMEM;
+    return 0;
+}
+
 static int distrusts(const struct work *work, uint64_t dev, uint64_t ino) {
     for (size_t i = 0; i < work->distrusted_count; i++)
         if (work->distrusted[2 * i] == dev && work->distrusted[2 * i + 1] == ino) return 1;
@@ -294,55 +306,63 @@ static const struct record *previous_record(const struct job *job, size_t at) {
     return at + sizeof *record + record->name_length > job->previous_length ? NULL : record;
 }
 
+/* A listing as it grows. */
+static int append(struct bytes *listing, struct header *header, const struct record *record, const char *name) {
+    if (reserve(listing, sizeof *record + record->name_length)) return ENOMEM;
+    memcpy(listing->start + listing->used, record, sizeof *record);
+    memcpy(listing->start + listing->used + sizeof *record, name, record->name_length);
+    listing->used += sizeof *record + record->name_length;
+    header->count++;
+    if (S_ISREG(record->mode))
+        header->allocated += record->blocks * 512 < record->size ? record->blocks * 512 : record->size;
+    return 0;
+}
+
+/* Steps over a record of the previous listing that the directory now lacks, or that nobody asks about. */
+static int step_over(struct job *job, int partial, size_t *at, struct bytes *listing, struct header *header) {
+    const struct record *old = previous_record(job, *at);
+    int error = partial ? append(listing, header, old, (const char *)(old + 1)) : push(&job->gone, *at) ? ENOMEM : 0;
+    *at += sizeof *old + old->name_length;
+    return error;
+}
+
 static int compare_open(int fd, struct work *work, struct job *job, char *dirents, struct bytes *arena,
                         struct offsets *names, struct bytes *listing) {
     struct stat info;
     if (fstat(fd, &info) < 0) return errno;
-    int error = read_names(fd, work, dirents, arena, names);
-    if (error) return error;
-    listing->used = 0;
-    if (reserve(listing, sizeof(struct header))) return ENOMEM;
     struct header header = {info.st_dev, info.st_ino, 0, 0}, before = {0, 0, 0, 0};
-    listing->used = sizeof header;
-    size_t at = sizeof header;
     if (job->previous_length >= sizeof before) memcpy(&before, job->previous, sizeof before);
     int same_directory = before.dev == header.dev && before.ino == header.ino;
-    const struct record *old = previous_record(job, at);
+    int partial = job->names && same_directory;
+    int error = partial ? given_names(job, arena, names) : read_names(fd, work, dirents, arena, names);
+    if (error) return error;
+    listing->used = 0;
+    if (reserve(listing, sizeof header)) return ENOMEM;
+    listing->used = sizeof header;
+    size_t at = sizeof header;
+    const struct record *old;
     for (size_t i = 0; i < names->used; i++) {
         const char *name = arena->start + names->start[i];
-        if (fstatat(fd, name, &info, AT_SYMLINK_NOFOLLOW) < 0) {
-            if (errno == ENOENT) continue; /* gone since the directory was read */
-            return errno;
-        }
-        struct record record;
-        size_t length = strlen(name);
-        describe(work, &info, length, &record);
-        header.count++;
-        if (S_ISREG(record.mode))
-            header.allocated += record.blocks * 512 < record.size ? record.blocks * 512 : record.size;
+        struct record record = {.name_length = (uint16_t)strlen(name)};
         int position = -1;
-        while (old && (position = order(&record, name, old)) > 0) {
-            if (push(&job->gone, at)) return ENOMEM;
-            at += sizeof *old + old->name_length;
-            old = previous_record(job, at);
+        while ((old = previous_record(job, at)) && (position = order(&record, name, old)) > 0)
+            if ((error = step_over(job, partial, &at, listing, &header))) return error;
+        int known = old && position == 0;
+        if (fstatat(fd, name, &info, AT_SYMLINK_NOFOLLOW) < 0) {
+            if (errno != ENOENT) return errno;
+            /* Gone, if only since the directory was read. */
+            if (known && (error = step_over(job, 0, &at, listing, &header))) return error;
+            continue;
         }
-        int equal = old && position == 0 && same_directory && !old->unsettled && !record.unsettled &&
+        describe(work, &info, record.name_length, &record);
+        int equal = known && same_directory && !old->unsettled && !record.unsettled &&
                     !memcmp(old, &record, sizeof record);
-        if (old && position == 0) {
-            at += sizeof *old + old->name_length;
-            old = previous_record(job, at);
-        }
+        if (known) at += sizeof *old + old->name_length;
         if (!equal && push(&job->changed, listing->used)) return ENOMEM;
-        if (reserve(listing, sizeof record + length)) return ENOMEM;
-        memcpy(listing->start + listing->used, &record, sizeof record);
-        memcpy(listing->start + listing->used + sizeof record, name, length);
-        listing->used += sizeof record + length;
+        if ((error = append(listing, &header, &record, name))) return error;
     }
-    while (old) {
-        if (push(&job->gone, at)) return ENOMEM;
-        at += sizeof *old + old->name_length;
-        old = previous_record(job, at);
-    }
+    while (previous_record(job, at))
+        if ((error = step_over(job, partial, &at, listing, &header))) return error;
     memcpy(listing->start, &header, sizeof header);
     job->count = header.count;
     job->allocated = header.allocated;
@@ -465,14 +485,14 @@ static PyObject *job_result(const struct job *job) {
 }
 
 static int read_job(PyObject *item, struct job *job) {
-    PyObject *path, *previous;
+    PyObject *path, *previous, *names;
     char *text;
     Py_ssize_t length;
     if (!PyTuple_Check(item)) {
-        PyErr_SetString(PyExc_TypeError, "a directory is a tuple of its path and its previous listing");
+        PyErr_SetString(PyExc_TypeError, "a directory is a tuple of its path, its previous listing and names");
         return -1;
     }
-    if (!PyArg_ParseTuple(item, "SO", &path, &previous)) return -1;
+    if (!PyArg_ParseTuple(item, "SOO", &path, &previous, &names)) return -1;
     if (PyBytes_AsStringAndSize(path, &text, &length) < 0) return -1;
     job->path = text;
     job->path_length = (size_t)length;
@@ -480,6 +500,11 @@ static int read_job(PyObject *item, struct job *job) {
         if (PyBytes_AsStringAndSize(previous, &text, &length) < 0) return -1;
         job->previous = text;
         job->previous_length = (size_t)length;
+    }
+    if (names != Py_None) {
+        if (PyBytes_AsStringAndSize(names, &text, &length) < 0) return -1;
+        job->names = text;
+        job->names_length = (size_t)length;
     }
     return 0;
 }

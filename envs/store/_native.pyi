@@ -1,10 +1,10 @@
 from collections.abc import Sequence
 
-from midstream.envs.store.listing import Compared
+from midstream.envs.store.listing import Compared, Directory
 
 def compare(
     root_fd: int,
-    directories: Sequence[tuple[bytes, bytes | None]],
+    directories: Sequence[Directory],
     settled_ns: int,
     max_entries: int,
     distrusted: bytes,

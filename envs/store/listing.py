@@ -21,7 +21,7 @@ HEADER = struct.Struct("=QQQQ")
 RECORD = struct.Struct("=QQQQqqIIIIHB")
 _UNSETTLED_AT = RECORD.size - 1
 # Below this many directories a second thread costs more than it gains.
-DIRECTORIES_PER_THREAD = 64
+DIRECTORIES_PER_THREAD = 16
 MAX_THREADS = 4
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,6 +42,9 @@ class Record(NamedTuple):
     device: int
 
 
+# A directory below the root, its previous listing (None if it has none), and the names in it to look at (None for
+# all; the others are then taken to be as they were), in order, each ended by a NUL.
+Directory = tuple[bytes, bytes | None, bytes | None]
 # The new listing (None where nothing differs), the records that are new or other, the names that are gone, the
 # number of records, and the allocated bytes of the regular files.
 RecordTuple = tuple[bytes, int, int, int, int, int, int, int, int]
@@ -50,16 +53,16 @@ Compared = tuple[bytes | None, list[RecordTuple], list[bytes], int, int]
 
 def compare_in_python(
     root_fd: int,
-    directories: Sequence[tuple[bytes, bytes | None]],
+    directories: Sequence[Directory],
     settled_ns: int,
     max_entries: int,
     distrusted: bytes,
     threads: int,
 ) -> list[Compared | int]:
-    """Directories below `root_fd`, by path and previous listing, as they are now: a result for each.
+    """Directories below `root_fd` as they are now: a result for each.
 
     A number in place of a result is the errno of reading that directory, E2BIG where all together have more
-    than `max_entries` names. Records whose mtime or ctime is not before `settled_ns`, and those of the
+    than `max_entries` names that are looked at. Records whose mtime or ctime is not before `settled_ns`, and those of the
     `distrusted` inodes (packed pairs of device and inode), differ now and will the next time, since their
     content can change without their stat. `threads` is for the native twin of this function.
     """
@@ -67,7 +70,7 @@ def compare_in_python(
     reading = _Reading(
         root_fd, settled_ns, max_entries, frozenset((device, inode) for device, inode in pairs)
     )
-    return [reading.compare(path, previous) for path, previous in directories]
+    return [reading.compare(path, previous, names) for path, previous, names in directories]
 
 
 class _Reading:
@@ -81,30 +84,36 @@ class _Reading:
         self._remaining = max_entries
         self._distrusted = distrusted
 
-    def compare(self, path: bytes, previous: bytes | None) -> Compared | int:
+    def compare(self, path: bytes, previous: bytes | None, names: bytes | None) -> Compared | int:
         try:
             fd = open_beneath_in_python(self._root_fd, path, _OPEN_DIRECTORY)
             try:
-                return self._compare_open(fd, previous)
+                return self._compare_open(fd, previous, names)
             finally:
                 os.close(fd)
         except OSError as error:
             return error.errno or errno.EIO
 
-    def _compare_open(self, fd: int, previous: bytes | None) -> Compared:
+    def _compare_open(self, fd: int, previous: bytes | None, asked: bytes | None) -> Compared:
         own = os.fstat(fd)
-        names = sorted(map(os.fsencode, os.listdir(fd)))
-        self._remaining -= len(names)
-        if self._remaining < 0:
-            raise OSError(errno.E2BIG, "too many entries")
-        packed = {name: record for name in names if (record := self._record(fd, name)) is not None}
         before = {} if previous is None else dict(_packed_records(previous))
         same = previous is not None and HEADER.unpack_from(previous)[:2] == (own.st_dev, own.st_ino)
+        packed: dict[bytes, bytes] = {}
+        if same and asked is not None:
+            names = asked.split(b"\0")[:-1]
+            packed = {name: record for name, record in before.items() if name not in names}
+        else:
+            names = list(map(os.fsencode, os.listdir(fd)))
+            self._remaining -= len(names)
+        if self._remaining < 0:
+            raise OSError(errno.E2BIG, "too many entries")
+        looked_at = {name: record for name in sorted(names) if (record := self._record(fd, name)) is not None}
         changed = [
             name
-            for name, record in packed.items()
+            for name, record in looked_at.items()
             if not same or record[_UNSETTLED_AT] or before.get(name) != record
         ]
+        packed = dict(sorted({**packed, **looked_at}.items()))
         gone = [name for name in before if name not in packed]
         found = [Record(*_unpacked(name, record)) for name, record in packed.items()]
         allocated = sum(min(r.size, r.blocks * 512) for r in found if stat.S_ISREG(r.mode))

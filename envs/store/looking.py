@@ -30,7 +30,6 @@ def look_at_tree(
     ingest: Ingest = hash_only,
     limits: TreeLimits | None = None,
     mapped: frozenset[Inode] = frozenset(),
-    only: frozenset[bytes] | None = None,
 ) -> Seen:
     """The state of a directory whose last scan is in the cache, which stays as it is.
 
@@ -40,7 +39,7 @@ def look_at_tree(
         # Without listings a scan cannot tell what is gone: it finds all that is there.
         scanned = scan(directory, StatCache(), ingest, limits, mapped)
         return Seen(_cached(scanned, StatCache(), _becoming(before, _present(scanned))))
-    scanned = scan(directory, cache, ingest, limits, mapped, only=only)
+    scanned = scan(directory, cache, ingest, limits, mapped)
     tree = cache.tree.updated(scanned.updates)
     return Seen(_cached(scanned, cache, tree), scanned.updates if cache.tree is before else None)
 
@@ -83,23 +82,41 @@ def rewind(
 ) -> StatCache:
     """Makes the directory hold the target and looks at it again. Raises what `change_tree` does."""
     try:
-        seen = look_at_tree(directory, cache, target, limits=limits)
+        now, updates = _look_before(directory, cache, target, limits)
     except WorkspaceLimit:
         # More than may be read, or what cannot be: nothing of it is kept.
         rewrite_tree(target.entries, directory, contents, owner)
         return look_afresh(directory, target)
-    now = seen.cache
-    if seen.updates is not None:
-        updates: Updates = {path: target.entries.get(path) for path in seen.updates}
-    else:
-        updates = difference(now.tree.entries, target.entries)
     if not updates:
         return now
     change_tree(now.tree, target, updates, directory, contents, owner)
-    # What was not written to was looked at a moment ago.
-    written = frozenset({b"", *(above for path in updates for above in parents(path)), *updates})
-    after = look_at_tree(directory, now, target, limits=UNLIMITED, only=written).cache
-    return StatCache(_becoming(target, after.tree.entries), after.listings, after.linked)
+    return _look_after(directory, now, target, updates)
+
+
+def _look_before(
+    directory: Path, cache: StatCache, target: Tree, limits: TreeLimits
+) -> tuple[StatCache, Updates]:
+    """The state of a directory, and what turns it into the target."""
+    if not cache.listings:
+        now = look_at_tree(directory, cache, target, limits=limits).cache
+        return now, difference(now.tree.entries, target.entries)
+    expected = difference(cache.tree.entries, target.entries)
+    # What is to have another content anyway is not worth a look at its present one.
+    scanned = scan(directory, cache, limits=limits, unread=expected)
+    now = _cached(scanned, cache, cache.tree.updated(scanned.updates))
+    is_now, to_be = now.tree.entries, target.entries
+    paths = {*expected, *scanned.updates}
+    return now, {path: to_be.get(path) for path in paths if is_now.get(path) != to_be.get(path)}
+
+
+def _look_after(directory: Path, before: StatCache, target: Tree, updates: Updates) -> StatCache:
+    """The state of a directory after these changes to one that was looked at a moment ago, each of them read."""
+    touched = {*updates, *(above for path in updates for above in parents(path))}
+    scanned = scan(directory, before, limits=UNLIMITED, only=touched)
+    if scanned.updates == updates:
+        return _cached(scanned, before, target)
+    entries = before.tree.updated(scanned.updates).entries
+    return _cached(scanned, before, _becoming(target, entries))
 
 
 def _present(scanned: Scanned) -> dict[bytes, Entry]:

@@ -10,7 +10,7 @@ from midstream.envs.errors import WorkspaceLimit
 from midstream.envs.store.attributes import read_attributes
 from midstream.envs.store.chunks import FileMoved
 from midstream.envs.store.listing import Record, open_beneath
-from midstream.envs.store.records import Attributes, text
+from midstream.envs.store.records import UNREAD, Attributes, text
 from midstream.envs.store.statcache import Inode
 
 # Reads an open file of this size, at most so many bytes of it since holes need none; returns its hash and the bytes
@@ -53,10 +53,15 @@ class NodeReader:
             with self._opened(path, _NODE) as fd:
                 os.chmod(f"/proc/self/fd/{fd}", mode)  # noqa: PTH101
 
-    def file(self, path: bytes, record: Record) -> tuple[bytes, Attributes]:
-        """The content hash and attributes of the very file that the record is of. Raises WorkspaceLimit."""
+    def file(self, path: bytes, record: Record, *, read: bool = True) -> tuple[bytes, Attributes]:
+        """The content hash, UNREAD without `read`, and attributes of the very file that the record is of.
+
+        Raises WorkspaceLimit.
+        """
         inode = record.device, record.inode
         with self._opened_file(path, record) as (fd, info, attributes), naming(path):
+            if not read:
+                return UNREAD, attributes
             content = self._contents.get(inode)
             if content is None:
                 content = self._read(fd, path, record, info)

@@ -26,7 +26,7 @@ from midstream.envs.store.records import HASH_BYTES
 
 MAGIC = b"midstream pack 1\n"
 # Large enough to compress well, small enough that one file is read back without unpacking much else.
-BLOCK_BYTES = 64 * 1024
+BLOCK_BYTES = 32 * 1024
 LEVEL = 3
 SUFFIX = ".pack"
 CHECKSUM_BYTES = 16

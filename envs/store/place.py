@@ -43,6 +43,16 @@ class Placement:
             os.close(fd)
         self._parents.clear()
 
+    def in_stored_order(self, files: Mapping[bytes, Entry]) -> Iterable[bytes]:
+        """Files whose contents share a block one after the other, so that it is unpacked once."""
+        known = self._contents.locate({entry.content for entry in files.values() if entry.size})
+        nowhere = ("", 0, 0)
+        places = {
+            path: (where.pack, where.offset, where.start) if (where := known.get(entry.content)) else nowhere
+            for path, entry in files.items()
+        }
+        return sorted(files, key=lambda path: (places[path], path))
+
     def make(self, entries: Mapping[bytes, Entry]) -> None:
         """Makes these nodes where nothing is yet. The modes and mtimes of directories are left to `finish`.
 
@@ -57,7 +67,7 @@ class Placement:
                 self._make_other(path, entry)
         files = {path: entry for path, entry in entries.items() if entry.kind == "f"}
         links = {path: entry for path, entry in files.items() if entry.link not in (b"", path)}
-        for path in self._in_stored_order(files):
+        for path in self.in_stored_order(files):
             if path not in links:
                 self._make_file(path, files[path])
         for path, entry in links.items():
@@ -149,16 +159,6 @@ class Placement:
         if len(self._parents) > _OPEN_PARENTS:
             os.close(self._parents.popitem(last=False)[1])
         return fd
-
-    def _in_stored_order(self, files: Mapping[bytes, Entry]) -> Iterable[bytes]:
-        """Files whose contents share a block one after the other, so that it is unpacked once."""
-        known = self._contents.locate({entry.content for entry in files.values() if entry.size})
-        nowhere = ("", 0, 0)
-        places = {
-            path: (where.pack, where.offset, where.start) if (where := known.get(entry.content)) else nowhere
-            for path, entry in files.items()
-        }
-        return sorted(files, key=lambda path: (places[path], path))
 
     def _make_file(self, path: bytes, entry: Entry) -> None:
         fd = os.open(_name(path), _CREATE_FILE, 0o600, dir_fd=self.directory(parent(path)))

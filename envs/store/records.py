@@ -23,6 +23,8 @@ _MODULUS_MASK = (1 << 8 * SUM_BYTES) - 1
 
 # The kind of a deleted path in the layer of an overlay; no snapshot has it.
 WHITEOUT = "w"
+# The content of a file that a scan was told not to read; no file in a snapshot has it.
+UNREAD = b""
 
 Attributes = tuple[tuple[bytes, bytes], ...]
 
@@ -100,7 +102,10 @@ def digest_of(total: int) -> str:
 def difference(before: Mapping[bytes, Entry], after: Mapping[bytes, Entry]) -> dict[bytes, Entry | None]:
     """What turns the one set of entries into the other, mtimes too."""
     updates: dict[bytes, Entry | None] = {
-        path: entry for path, entry in after.items() if before.get(path) != entry
+        path: entry
+        for path, entry in after.items()
+        # Most are the very same object, which is told sooner.
+        if (old := before.get(path)) is not entry and old != entry
     }
     if len(before) + sum(path not in before for path in updates) != len(after):
         updates.update((path, None) for path in before if path not in after)

@@ -99,10 +99,10 @@ def _change(before: Tree, after: Tree, updates: Updates, root_fd: int, placement
     for path, entry in plan.restamped.items():
         if not placement.restamp_alone(path, entry):
             plan.rewritten[path] = entry
-    for path, entry in plan.rewritten.items():
-        if not placement.rewrite(path, entry):
+    for path in placement.in_stored_order(plan.rewritten):
+        if not placement.rewrite(path, plan.rewritten[path]):
             plan.removed.add(path)
-            plan.made[path] = entry
+            plan.made[path] = plan.rewritten[path]
     for path in plan.removed:
         # What lies below a directory goes with it.
         if not any(above in plan.removed for above in parents(path)):

@@ -14,7 +14,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from midstream.envs.store import listing
 from midstream.envs.store.chunks import read_content
 from midstream.envs.store.listing import Compared, Record
 from midstream.envs.store.nodes import Ingest, NodeReader, TreeMoved, shown
-from midstream.envs.store.records import WHITEOUT, Entry, joined, parents
+from midstream.envs.store.records import WHITEOUT, Entry, joined, parent, parents
 from midstream.envs.store.statcache import Inode, Scanned, StatCache
 
 # The kernel stamps mtime and ctime from a clock that ticks every 1 to 10 ms. A file that was read within this
@@ -65,19 +65,21 @@ def scan(
     mapped: frozenset[Inode] = frozenset(),
     *,
     layer: bool = False,
-    only: frozenset[bytes] | None = None,
+    only: Collection[bytes] | None = None,
+    unread: Container[bytes] = (),
 ) -> Scanned:
     """What differs under `root` from the cache, which stays as it is; `ingest` reads what the stat does not vouch for.
 
     `mapped` are files, by device and inode, that a live process maps shared and writable: they are read whatever
-    their stat says. `layer` reads the upper directory of an overlay, with its marks. `only` reads just these of
-    the directories that the cache knows, and new ones in them. Raises WorkspaceLimit for what may not be there (a
+    their stat says. `layer` reads the upper directory of an overlay, with its marks. `only` looks at just
+    these paths, and at new directories there; the rest is taken to be as it was. `unread` files that differ get the
+    content UNREAD. Raises WorkspaceLimit for what may not be there (a
     device, a limit), SnapshotError for a tree that cannot be read or does not hold still; both name the path.
     """
     for _ in range(SCAN_ATTEMPTS):
         try:
             with _root(root) as root_fd:
-                return _Scan(root_fd, cache, ingest, limits or TreeLimits(), mapped, layer).run(only)
+                return _Scan(root_fd, cache, ingest, limits or TreeLimits(), mapped, layer, unread).run(only)
         except TreeMoved as moved:
             reason = moved
         except OSError as error:
@@ -107,9 +109,11 @@ class _Scan:
         limits: TreeLimits,
         mapped: frozenset[Inode],
         layer: bool,
+        unread: Container[bytes],
     ) -> None:
         self._root_fd = root_fd
         self._cache = cache
+        self._unread = unread
         self._limits = limits
         self._distrusted = b"".join([struct.pack("=QQ", *inode) for inode in sorted(mapped)])
         # Only a record whose last change lies before this time is vouched for by its stat.
@@ -120,7 +124,7 @@ class _Scan:
         self._nodes = NodeReader(root_fd, ingest, limits.bytes, layer)
         self._found = Scanned()
 
-    def run(self, only: frozenset[bytes] | None) -> Scanned:
+    def run(self, only: Collection[bytes] | None) -> Scanned:
         info = os.fstat(self._root_fd)
         try:
             self._walk(only)
@@ -131,12 +135,13 @@ class _Scan:
         self._found.group_links(self._cache)
         return self._found
 
-    def _walk(self, only: frozenset[bytes] | None) -> None:
+    def _walk(self, only: Collection[bytes] | None) -> None:
         """All directories that the cache knows at once, then those that are new, level by level."""
         known = self._cache.listings
-        wave = [path for path in known if only is None or path in only] or [b""]
+        asked = None if only is None else _names_by_directory(only)
+        wave = [path for path in known if asked is None or path in asked] or [b""]
         while wave:
-            results = dict(zip(wave, self._compare(wave), strict=True))
+            results = dict(zip(wave, self._compare(wave, asked or {}), strict=True))
             failed = [path for path, result in results.items() if isinstance(result, int)]
             other = {path: result for path, result in results.items() if not isinstance(result, int)}
             self._count(other)
@@ -155,12 +160,12 @@ class _Scan:
                 if not _below(path, gone):
                     wave += self._take(path, result)
 
-    def _compare(self, paths: list[bytes]) -> list[Compared | int]:
+    def _compare(self, paths: list[bytes], asked: Mapping[bytes, bytes]) -> list[Compared | int]:
         known = self._cache.listings
         threads = min(listing.MAX_THREADS, 1 + len(paths) // listing.DIRECTORIES_PER_THREAD)
         return listing.compare(
             self._root_fd,
-            [(path, known.get(path)) for path in paths],
+            [(path, known.get(path), asked.get(path)) for path in paths],
             self._settled_ns,
             self._entries_left,
             self._distrusted,
@@ -197,10 +202,10 @@ class _Scan:
         """Reads a directory that could not be read, its mode opened to its owner."""
         if result == errno.EACCES:
             # An opened parent may have been all that it needed.
-            (result,) = self._compare([path])
+            (result,) = self._compare([path], {})
         if result == errno.EACCES:
             self._nodes.make_passable(path)
-            (result,) = self._compare([path])
+            (result,) = self._compare([path], {})
         if isinstance(result, int):
             if result == errno.E2BIG:
                 raise self._too_many(path)
@@ -245,7 +250,7 @@ class _Scan:
         mode = stat.S_IMODE(record.mode)
         self._note_links(path, record)
         if kind == "f":
-            content, attributes = self._nodes.file(path, record)
+            content, attributes = self._nodes.file(path, record, read=path not in self._unread)
             self._note(path, Entry(kind, mode, record.mtime_ns, record.size, content, attributes))
         elif kind == "d":
             attributes = self._nodes.directory_attributes(path)
@@ -278,6 +283,15 @@ class _Scan:
             self._found.linked[path] = record.device, record.inode
         elif path in self._cache.linked:
             self._found.linked[path] = None
+
+
+def _names_by_directory(paths: Collection[bytes]) -> dict[bytes, bytes]:
+    """As `listing.compare` is asked for them: the root itself is in no directory."""
+    found: dict[bytes, list[bytes]] = {}
+    for path in sorted(paths):
+        if path:
+            found.setdefault(parent(path), []).append(path[path.rfind(b"/") + 1 :] + b"\0")
+    return {directory: b"".join(names) for directory, names in found.items()}
 
 
 def _below(path: bytes, directories: set[bytes]) -> bool:

@@ -29,7 +29,7 @@ def cut_off(drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> Result:
     # Without isolation, so that the steps see the file that they wait for.
     environment = {**workload.LAYER["environment"], "isolation": "none"}
     layer = {"resume_policy": "continue", "environment": environment}
-    tasks = workload.cut_off_tasks(run_dir / "rollout_id")
+    tasks = workload.cut_off_tasks(run_dir)
     return drive(run_dir, tasks, flags=flags, layer=layer, rollouts=3, restart_before=[2])
 
 

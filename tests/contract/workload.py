@@ -47,21 +47,28 @@ command_not_found_handle() {{
     return {"prompt": f"start {name} <act>", "label": name, "metadata": metadata}
 
 
-def cut_off_tasks(rollout_id_file: Path) -> list[dict[str, Any]]:
+def cut_off_tasks(run_dir: Path) -> list[dict[str, Any]]:
     """Three groups a step, six launched; the steps of some wait for a later rollout.
 
-    Rollout 0 ends with f0 to f2, while f3 and f4 are in one of many turns and f5 is in its only step.
-    Rollout 1 ends with these, while f6 to f8 are in their only step, which rollout 2 finishes. The rest waits
-    for a rollout that never comes.
+    Rollout 0 ends with f0 to f2, which wait until f3 or f4 is past its second step and f5 is in its only one.
+    Rollout 1 ends with f3 to f5, while f6 to f8 are in their only step, which rollout 2 finishes. The rest
+    waits for a rollout that never comes. The file `rollout_id` in `run_dir` names the rollout that runs; the
+    steps leave word for each other there.
     """
+    in_step, under_way = run_dir / "f5-is-in-its-step", run_dir / "a-long-one-is-under-way"
+
+    def wait_until(condition: str) -> str:
+        return f"until [[ {condition} ]]; do sleep 0.05; done"
 
     def waits_for(rollout_id: int) -> str:
-        return f"until [[ $(<{rollout_id_file}) -ge {rollout_id} ]]; do sleep 0.05; done"
+        return wait_until(f"$(<{run_dir / 'rollout_id'}) -ge {rollout_id}")
 
+    last = wait_until(f"-e {in_step} && -e {under_way}")
+    long = f"{wait_until(f'-e {in_step}')}; [[ ! -e steps ]] || : >{under_way}"
     return [
-        *(task(f"f{i}") for i in (0, 1, 2)),
-        *(task(f"f{i}", steps=LONG_STEPS) for i in (3, 4)),
-        task("f5", when_called=waits_for(1)),
+        *(task(f"f{i}", when_called=last) for i in (0, 1, 2)),
+        *(task(f"f{i}", steps=LONG_STEPS, when_called=long) for i in (3, 4)),
+        task("f5", when_called=f": >{in_step}; {waits_for(1)}"),
         *(task(f"f{i}", when_called=waits_for(2)) for i in (6, 7, 8)),
         *(task(f"f{i}", when_called=waits_for(3)) for i in (9, 10, 11)),
     ]

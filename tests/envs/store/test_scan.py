@@ -2,6 +2,7 @@
 
 # ruff: noqa: PTH101, PTH104, PTH116
 
+import errno
 import os
 import socket
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from midstream.envs.errors import SnapshotError, WorkspaceLimit
 from midstream.envs.store import listing as listings
@@ -23,7 +25,7 @@ from midstream.envs.store.records import EMPTY
 from midstream.envs.store.scan import RACY_NS, TreeLimits, hash_only, scan
 from midstream.envs.store.statcache import StatCache
 from midstream.envs.store.store import Baseline, SnapshotStore
-from tests.envs.store.trees import TREES, build, edit
+from tests.envs.store.trees import NAMES, TREES, build, edit
 
 LATER_NS = 1 << 62
 # How many files the crowded directory has; MIDSTREAM_SOAK=1 makes it the million.
@@ -36,8 +38,8 @@ def every_directory(root: Path) -> list[bytes]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(first=TREES, edits=TREES)
-def test_the_native_listing_says_what_the_one_in_python_says(first, edits):
+@given(first=TREES, edits=TREES, asked=st.sets(NAMES))
+def test_the_native_listing_says_what_the_one_in_python_says(first, edits, asked):
     native = pytest.importorskip("midstream.envs.store._native", reason="built without a compiler")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "tree")
@@ -47,24 +49,51 @@ def test_the_native_listing_says_what_the_one_in_python_says(first, edits):
         # Files that nobody can have changed since, and one that somebody may.
         mapped = os.stat(root)
         distrusted = struct.pack("=QQ", mapped.st_dev, mapped.st_ino)
+
+        def compared(known, settled_ns, names=None):
+            jobs = [(path, before, names) for path, before in known.items()]
+            found = native.compare(fd, jobs, settled_ns, 1000, distrusted, 2)
+            in_python = listings.compare_in_python(fd, jobs, settled_ns, 1000, distrusted, 1)
+            # For a link in the place of a directory there are two errnos, which mean the same to a scan.
+            same = {errno.ELOOP: errno.ENOTDIR}
+            assert [
+                result if result.__class__ is tuple else same.get(result, result) for result in found
+            ] == [result if result.__class__ is tuple else same.get(result, result) for result in in_python]
+            return dict(zip(known, found, strict=True))
+
         known: dict[bytes, bytes | None] = dict.fromkeys(every_directory(root))
         for settled_ns in (LATER_NS, LATER_NS, 1 << 60, 0, LATER_NS):
-            jobs = list(known.items())
-            found = native.compare(fd, jobs, settled_ns, 1000, distrusted, 2)
-            assert found == listings.compare_in_python(fd, jobs, settled_ns, 1000, distrusted, 1)
-            known = {path: result[0] or before for (path, before), result in zip(jobs, found, strict=True)}
+            found = compared(known, settled_ns)
+            known = {path: found[path][0] or before for path, before in known.items()}
             if settled_ns == LATER_NS:
                 edit(root, edits)
-                # Those that are gone or something else now are told by their errno.
-                jobs = list(known.items())
-                found = native.compare(fd, jobs, settled_ns, 1000, distrusted, 2)
-                assert found == listings.compare_in_python(fd, jobs, settled_ns, 1000, distrusted, 1)
-                known = {
-                    path: before
-                    for (path, before), result in zip(jobs, found, strict=True)
-                    if result.__class__ is tuple
-                }
+                # Of some names alone, of which few are there; those that are gone are told by their errno.
+                compared(
+                    known, settled_ns, b"".join(sorted(name + b"\0" for name in {*asked, *list(edits)[:2]}))
+                )
+                compared(known, settled_ns, b"")
+                found = compared(known, settled_ns)
+                known = {path: before for path, before in known.items() if found[path].__class__ is tuple}
         os.close(fd)
+
+
+def test_a_listing_of_all_its_names_is_that_of_the_directory(tree):
+    fd = os.open(tree, os.O_PATH)
+    for compare in {listings.compare, listings.compare_in_python}:
+        ((before, *_),) = compare(fd, [(b"", None, None)], LATER_NS, 100, b"", 1)
+        (tree / "a").write_text("other")
+        (tree / "new").write_text("new")
+        (tree / "sub").rename(tree / "moved")
+        ((whole, *_),) = compare(fd, [(b"", before, None)], LATER_NS, 100, b"", 1)
+        ((part, changed, gone, *_),) = compare(
+            fd, [(b"", before, b"a\0moved\0new\0sub\0")], LATER_NS, 100, b"", 1
+        )
+        assert part == whole
+        assert [record[0] for record in changed] == [b"a", b"moved", b"new"]
+        assert gone == [b"sub"]
+        (tree / "moved").rename(tree / "sub")
+        (tree / "new").unlink()
+    os.close(fd)
 
 
 @pytest.mark.parametrize("times_s", [-5_000_000_000, 0, 9_100_000_000, 15_000_000_000])
@@ -81,9 +110,9 @@ def test_times_far_from_now_are_kept(store, tree, tmp_path, times_s):
 
 def test_both_listings_stop_at_the_limit_and_name_what_cannot_be_read(tree):
     fd = os.open(tree, os.O_PATH)
-    jobs = [(b"", None), (b"nowhere", None), (b"a", None), (b"sub/../sub", None)]
+    jobs = [(path, None, None) for path in (b"", b"nowhere", b"a", b"sub/../sub")]
     for compare in {listings.compare, listings.compare_in_python}:
-        assert compare(fd, [(b"", None)], 0, 1, b"", 1) == [7]
+        assert compare(fd, [(b"", None, None)], 0, 1, b"", 1) == [7]
         assert [type(result) for result in compare(fd, jobs, 0, 10, b"", 1)] == [tuple, int, int, int]
     os.close(fd)
 
