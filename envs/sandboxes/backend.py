@@ -136,10 +136,7 @@ class LocalBackend:
         self._live[name] = sandbox
         try:
             label = spec.owner or this_process().label
-            await asyncio.get_running_loop().run_in_executor(
-                self._begin_and_end, claims.claim, self.root / name, label
-            )
-            await sandbox.begin(snapshot)
+            await sandbox.begin(snapshot, partial(claims.claim, self.root / name, label))
         except BaseException as error:
             await sandbox.destroy()
             if isinstance(error, EnvironmentFailure) and not isinstance(

@@ -59,13 +59,14 @@ class LocalSandbox:
         self._work: asyncio.Future[Any] | None = None
         self._destroying: asyncio.Task[None] | None = None
 
-    async def begin(self, snapshot: Snapshot | None = None) -> None:
-        """Makes the workspace, new or that of a snapshot, and starts the shell. For its backend."""
+    async def begin(self, snapshot: Snapshot | None, claim: Callable[[], None]) -> None:
+        """Makes the workspace, new or that of a snapshot, and starts the shell. For its backend.
+
+        `claim` comes before all else, on the thread that makes the files.
+        """
         with self._used():
-            if snapshot is None:
-                await self._on(self._begin_and_end, self._files.create, self._spec)
-            else:
-                restored = await self._on(self._begin_and_end, self._files.restore, snapshot, self._spec)
+            restored = await self._on(self._begin_and_end, self._make, snapshot, claim)
+            if restored is not None:
                 self._session.set_state(restored)
             await self._session.start()
 
@@ -130,6 +131,13 @@ class LocalSandbox:
             except OSError as error:
                 raise EnvironmentFailure(f"cannot remove sandbox {self.id}: {error}") from error
         self._gone()
+
+    def _make(self, snapshot: Snapshot | None, claim: Callable[[], None]) -> dict[str, str] | None:
+        claim()
+        if snapshot is not None:
+            return self._files.restore(snapshot, self._spec)
+        self._files.create(self._spec)
+        return None
 
     def _freeze(self, state: dict[str, str]) -> Frozen:
         with self._session.stopped() as running:

@@ -61,7 +61,7 @@ class SandboxProcess:
         output: int,
         pass_fds: Sequence[int],
     ) -> None:
-        """Starts it, on the spawner. Raises OSError. `identify` comes next, on any thread."""
+        """Starts it, on the spawner. Raises OSError. `identify` comes next."""
         self._popen = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -80,13 +80,11 @@ class SandboxProcess:
         self._is_held = False
         self._killed_from_outside = False
 
-    def identify(self, info_fd: int | None) -> None:
-        """Learns of the init. `info_fd` is a pipe into which bubblewrap names it, None without namespaces.
-
-        Blocks for the milliseconds that namespaces take.
-        """
-        if info_fd is not None:
-            self.init_pid = _read_init_pid(info_fd)
+    def identify(self, info: bytes) -> None:
+        """Learns of the init by what bubblewrap wrote of it, nothing where there are no namespaces."""
+        # One that is killed while it writes leaves half of it.
+        if is_complete(info):
+            self.init_pid = int(json.loads(info)["child-pid"])
         try:
             # The end of the init is the end of all in its namespace: the kernel waits for them first.
             self._pidfd = os.pidfd_open(self.init_pid or self.pid)
@@ -172,9 +170,6 @@ class SandboxProcess:
             self._pidfd = None
 
 
-def _read_init_pid(info_fd: int) -> int | None:
-    content = b""
-    while not content.rstrip().endswith(b"}") and (chunk := os.read(info_fd, 4096)):
-        content += chunk
-    # One that is killed while it writes leaves half of it.
-    return int(json.loads(content)["child-pid"]) if content.rstrip().endswith(b"}") else None
+def is_complete(info: bytes) -> bool:
+    """Whether this is all that bubblewrap writes of its namespaces."""
+    return info.rstrip().endswith(b"}")

@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from midstream.envs.sandboxes.isolation import Isolation
 from midstream.envs.sandboxes.isolation.cgroups import Cgroup
 from midstream.envs.sandboxes.marks import MARK, new_mark
 from midstream.envs.sandboxes.shell import Shell
-from midstream.envs.sandboxes.spawning import SandboxProcess, spawner
+from midstream.envs.sandboxes.spawning import SandboxProcess, is_complete, spawner
 from midstream.envs.sandboxes.tree import ProcessTree
 
 # A machine that is so busy that a shell needs longer is not one to run commands on.
@@ -47,9 +48,11 @@ class ShellEnded(EnvironmentFailure):
 
 @dataclass(frozen=True)
 class _Started:
-    """A process that was started, and our ends of what leads to it."""
+    """A process that was started, the group that is its own, and our ends of what leads to it."""
 
     process: SandboxProcess
+    group: Cgroup | None
+    in_group: bool
     control: socket.socket
     output: int
     info: int | None
@@ -70,12 +73,14 @@ async def start_shell(
         started = await loop.run_in_executor(
             spawner(), partial(_spawned, isolation, directory, {**environment, MARK: mark})
         )
-        tree = await loop.run_in_executor(None, _identified, isolation, started, mark)
     except OSError as error:
         raise EnvironmentFailure(f"cannot start a shell in {directory}: {error.strerror or error}") from error
-    shell = Shell(tree, started.control, started.output)
-    # The kernel takes milliseconds to move a process, which the shell needs to start and its files to be mounted.
-    joining = loop.run_in_executor(None, tree.join_group)
+    shell = await _identified(started, mark)
+    tree = shell.tree
+    joining: asyncio.Future[None] | None = None
+    if not tree.in_group:
+        # The kernel takes milliseconds to move a process, which the shell needs to start and its files to be mounted.
+        joining = loop.run_in_executor(None, tree.join_group)
     try:
         # An answer says that the namespaces are complete.
         answer = await shell.run("", START_TIMEOUT_S, MAX_FAULT_BYTES)
@@ -84,9 +89,11 @@ async def start_shell(
             raise ShellEnded(f"the shell of {directory} {how} at its start: {answer.output.strip()}")
         tree.hold()
         await loop.run_in_executor(None, _attach, isolation, directory, shell.init_pid, attach)
-        await joining
+        if joining is not None:
+            await joining
     except BaseException:
-        await asyncio.wait([joining])
+        if joining is not None:
+            await asyncio.wait([joining])
         await shell.close()
         raise
     return shell
@@ -106,34 +113,44 @@ def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, st
     output, their_output = os.pipe()
     info, their_info = os.pipe() if isolation.has_namespaces else (None, None)
     shell_fd = -1
+    group: Cgroup | None = None
     try:
         shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
         loop = _LOOP.format(inherited=shell_fd, fd=CONTROL_FD, preamble=isolation.preamble())
         shell = ["bash", "--norc", "--noprofile", "-c", loop]
         launch = isolation.launch(directory, shell, their_info)
-        process = SandboxProcess(
-            launch.argv,
-            {**environment, **launch.environment},
-            output=their_output,
-            pass_fds=[shell_fd, *launch.fds, *(() if their_info is None else (their_info,))],
-        )
+        group = isolation.new_cgroup()
+        with nullcontext(False) if group is None else group.births() as in_group:
+            process = SandboxProcess(
+                launch.argv,
+                {**environment, **launch.environment},
+                output=their_output,
+                pass_fds=[shell_fd, *launch.fds, *(() if their_info is None else (their_info,))],
+            )
     except BaseException:
         _close(ours, output, info)
+        if group is not None:
+            group.remove()
         raise
     finally:
         _close(theirs, their_output, their_info, None if shell_fd < 0 else shell_fd)
+    for end in (output, info):
+        if end is not None:
+            os.set_blocking(end, False)
     ours.setblocking(False)
-    os.set_blocking(output, False)
-    return _Started(process, ours, output, info)
+    return _Started(process, group, in_group, ours, output, info)
 
 
-def _identified(isolation: Isolation, started: _Started, mark: str) -> ProcessTree:
-    """The started process with the group that it is to join. Nothing is left where that fails."""
-    process = started.process
-    group: Cgroup | None = None
+async def _identified(started: _Started, mark: str) -> Shell:
+    """The shell of a started process, once the process above all others in its namespaces is known.
+
+    Nothing is left where that fails.
+    """
+    process, group = started.process, started.group
     try:
-        group = isolation.new_cgroup()
-        process.identify(started.info)
+        process.identify(b"" if started.info is None else await _received(started.info))
+        tree = ProcessTree(process, mark, group, in_group=started.in_group)
+        return Shell(tree, started.control, started.output)
     except BaseException:
         process.discard()
         if group is not None:
@@ -142,7 +159,28 @@ def _identified(isolation: Isolation, started: _Started, mark: str) -> ProcessTr
         raise
     finally:
         _close(started.info)
-    return ProcessTree(process, mark, group)
+
+
+async def _received(info: int) -> bytes:
+    """What bubblewrap writes of its namespaces, or the part of it that came before its end."""
+    loop = asyncio.get_running_loop()
+    received, done = bytearray(), loop.create_future()
+
+    def read() -> None:
+        try:
+            chunk = os.read(info, MAX_FAULT_BYTES)
+        except BlockingIOError:
+            return
+        received.extend(chunk)
+        if (not chunk or is_complete(bytes(received))) and not done.done():
+            done.set_result(None)
+
+    loop.add_reader(info, read)
+    try:
+        await done
+    finally:
+        loop.remove_reader(info)
+    return bytes(received)
 
 
 def _close(*ends: socket.socket | int | None) -> None:

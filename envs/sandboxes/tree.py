@@ -16,8 +16,12 @@ class ProcessTree:
     environment, or the control group shows.
     """
 
-    def __init__(self, process: SandboxProcess, mark: str, group: Cgroup | None) -> None:
+    def __init__(
+        self, process: SandboxProcess, mark: str, group: Cgroup | None, *, in_group: bool = False
+    ) -> None:
+        """`in_group` says that the process was started in its group."""
         self._process = process
+        self._in_group = in_group or group is None
         self._mark = mark
         self._group = group
 
@@ -26,15 +30,21 @@ class ProcessTree:
         """The host's number of the process above all others, where there are namespaces."""
         return self._process.init_pid
 
+    @property
+    def in_group(self) -> bool:
+        """Whether the shell is in its group, if it has one."""
+        return self._in_group
+
     def join_group(self) -> None:
         """Moves the shell into its group, before it starts anything. Blocks; raises EnvironmentFailure."""
-        if self._group is not None:
-            try:
-                self._group.add(self._shell)
-            except OSError as error:
-                raise EnvironmentFailure(
-                    f"cannot move process {self._shell} into {self._group.path}: {error.strerror}"
-                ) from error
+        assert self._group is not None
+        try:
+            self._group.add(self._shell)
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"cannot move process {self._shell} into {self._group.path}: {error.strerror}"
+            ) from error
+        self._in_group = True
 
     def watch(self) -> asyncio.Future[None]:
         """A future of the running loop that is done when the shell has ended. Call it once."""

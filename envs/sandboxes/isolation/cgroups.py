@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,25 @@ class Cgroup:
 
     path: Path
     version: Literal[1, 2]
+
+    @contextmanager
+    def births(self) -> Iterator[bool]:
+        """Has what this thread starts in the block be in the group from its first instruction, if it yields True.
+
+        Version 1 lets a thread move itself, in microseconds. Moving another process takes a lock that keeps all
+        of the host's processes from being forked for milliseconds.
+        """
+        try:
+            if self.version == 1:
+                _write(self.path / "tasks", "0")
+        except OSError:
+            yield False
+            return
+        try:
+            yield self.version == 1
+        finally:
+            if self.version == 1:
+                _write(self.path.parent / "tasks", "0")
 
     def add(self, pid: int) -> None:
         """Moves a process into the group; what it starts from then on is in it too. One that has ended is fine."""
