@@ -62,9 +62,9 @@ def compare_in_python(
     """Directories below `root_fd` as they are now: a result for each.
 
     A number in place of a result is the errno of reading that directory, E2BIG where all together have more
-    than `max_entries` names that are looked at. Records whose mtime or ctime is not before `settled_ns`, and those of the
-    `distrusted` inodes (packed pairs of device and inode), differ now and will the next time, since their
-    content can change without their stat. `threads` is for the native twin of this function.
+    than `max_entries` names that are looked at. Records whose mtime or ctime is not before `settled_ns`, and
+    those of the `distrusted` inodes (packed pairs of device and inode), differ now and will the next time,
+    since their content can change without their stat. `threads` is for the native twin of this function.
     """
     pairs = struct.iter_unpack("=QQ", distrusted)
     reading = _Reading(

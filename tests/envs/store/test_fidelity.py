@@ -16,7 +16,7 @@ from tests.envs.store.trees import TREES, build, checked, edit, listing, rebuild
 
 @checked
 @given(first=TREES, second=TREES)
-def test_any_tree_comes_back_as_it_was(first, second):
+def test_any_tree_comes_back_as_it_was(batch, first, second):
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         store, baseline, snapshots, listings = SnapshotStore(base / "store"), Baseline(), [], []
@@ -39,7 +39,7 @@ def test_any_tree_comes_back_as_it_was(first, second):
 
 @checked
 @given(first=TREES, edits=TREES, second=TREES)
-def test_a_directory_goes_from_any_state_to_any_other_in_place(first, edits, second):
+def test_a_directory_goes_from_any_state_to_any_other_in_place(batch, first, edits, second):
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         store, baseline, root = SnapshotStore(base / "store"), Baseline(), base / "tree"
@@ -65,7 +65,7 @@ def test_a_directory_goes_from_any_state_to_any_other_in_place(first, edits, sec
 
 @checked
 @given(nodes=TREES)
-def test_a_snapshot_goes_to_another_store_as_it_is(nodes):
+def test_a_snapshot_goes_to_another_store_as_it_is(batch, nodes):
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         (base / "tree").mkdir()

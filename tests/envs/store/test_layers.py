@@ -21,7 +21,7 @@ from tests.envs.store.trees import TREES, build, checked, edit, listing
 
 @checked
 @given(first=TREES, edits=TREES)
-def test_a_layer_turns_one_snapshot_into_the_other(first, edits):
+def test_a_layer_turns_one_snapshot_into_the_other(batch, first, edits):
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         store, root = SnapshotStore(base / "store"), base / "tree"
@@ -53,7 +53,7 @@ def test_a_layer_turns_one_snapshot_into_the_other(first, edits):
 @pytest.mark.skipif(not can_mount(), reason="only root mounts an overlay here")
 @checked
 @given(first=TREES, edits=TREES, more=TREES)
-def test_the_upper_directory_of_a_mount_is_what_the_mount_shows(first, edits, more):
+def test_the_upper_directory_of_a_mount_is_what_the_mount_shows(batch, first, edits, more):
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         store, baseline, root = SnapshotStore(base / "store"), Baseline(), base / "tree"

@@ -7,14 +7,25 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from midstream.envs.store.removal import remove_tree
 
-# How many random trees a test draws.
+# How many random trees a test draws. In batches, since hypothesis remembers all that one test has drawn.
 TRIALS = int(os.environ.get("MIDSTREAM_TREES", "60"))
-checked = settings(max_examples=TRIALS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BATCH = 250
+
+
+def checked(test):
+    """Runs a test of the arguments that it is given, and of `batch`, on so many random trees."""
+    batches = range(-(-TRIALS // BATCH))
+    examples = settings(
+        max_examples=min(TRIALS, BATCH), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    return pytest.mark.parametrize("batch", batches)(examples(test))
+
 
 # No NUL and no slash; anything else, newlines and bytes that are not UTF-8 too.
 NAMES = st.one_of(
