@@ -18,14 +18,17 @@ Side = Callable[[int], Awaitable[None]]
 WARM_UP = -1
 
 
-def parse_options(description: str | None) -> argparse.Namespace:
-    """`json`, `quick` and `rounds` of the command line."""
+def parse_options(
+    description: str | None, more: Callable[[argparse.ArgumentParser], object] = lambda _: None
+) -> argparse.Namespace:
+    """`json`, `quick` and `rounds` of the command line, and what `more` adds."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="a minute's version: fewer and smaller rounds")
     parser.add_argument("--rounds", type=int, default=None, help="pairs of rounds (default 12, quick 4)")
+    more(parser)
     options = parser.parse_args()
     options.rounds = options.rounds or (4 if options.quick else 12)
     return options

@@ -74,7 +74,8 @@ class PartialRollout:
     environment have log-prob 0.0, mask 0 and no span; tokens of the model are covered by exactly one
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
     is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
-    agent did where that ended the episode.
+    agent did where that ended the episode. ``snapshot_wait_s`` are the seconds of wall-clock in which it waited
+    for a snapshot, and for nothing else.
     """
 
     prompt_key: str
@@ -94,6 +95,7 @@ class PartialRollout:
     attempts: int = 0
     resumes: int = 0
     discarded_tokens: int = 0
+    snapshot_wait_s: float = 0.0
 
     @property
     def generated_tokens(self) -> int:

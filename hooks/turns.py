@@ -299,7 +299,12 @@ class Play:
     async def _settle_snapshot(self) -> None:
         if self._snapshotting is not None:
             snapshotting, self._snapshotting = self._snapshotting, None
-            await self._within_grace(snapshotting)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                await self._within_grace(snapshotting)
+            finally:
+                self.rollout.snapshot_wait_s += loop.time() - began
 
     async def _rest(self) -> None:
         """Leave the environment, and the snapshot to go on from, where the rollout can find them again."""

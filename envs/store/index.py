@@ -5,6 +5,7 @@ host. A snapshot and its blobs come in one transaction. The epoch, a number, ris
 whoever remembers that a blob was there asks whether the epoch is still the same.
 """
 
+import functools
 import os
 import sqlite3
 import threading
@@ -234,6 +235,7 @@ def insert_pins(connection: sqlite3.Connection, snapshot_ids: Iterable[str], own
     connection.executemany("INSERT OR IGNORE INTO pins VALUES (?, ?)", rows)
 
 
+@functools.cache
 def boot_id() -> str:
     """Names this run of the machine: what an earlier one did not sync may be lost."""
     try:

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections import Counter
+from statistics import fmean
 from typing import Any
 
 from midstream.hooks.credit.lags import token_lags, trajectory_lag
@@ -47,6 +48,7 @@ def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
         "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
         "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
         "rollout/agent_faults": float(sum(rollout.fault is not None for rollout in rollouts)),
+        "env/snapshot_wait_mean_s": fmean([rollout.snapshot_wait_s for rollout in rollouts] or [0.0]),
         "env/failed_rollouts": float(sum(sample.remove_sample for sample in samples_of(samples))),
     }
 

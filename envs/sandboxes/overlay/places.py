@@ -93,8 +93,11 @@ class LayerPlaces:
     def strip(self, layer: str) -> None:
         """Removes from the place of a closed layer what only its mount needed. Raises OSError."""
         for path in (self.path / layer).iterdir():
-            if path.name != LAYER:
-                remove_tree(path)
+            if path.name == UPPER:
+                # What was in it is the layer now.
+                path.rmdir()
+            elif path.name != LAYER:
+                _remove_work(path)
 
     def remove(self, name: str) -> None:
         """Removes a place of either kind; one that is gone is fine. Raises OSError where something stays."""
@@ -111,6 +114,19 @@ class LayerPlaces:
         (self.path / name / UPPER).mkdir()
         (self.path / name / WORK).mkdir()
         return name
+
+
+def _remove_work(directory: Path) -> None:
+    """Removes the work folder of a mount that is gone, in which the kernel has left next to nothing."""
+    inner = directory / "work"
+    try:
+        if inner.exists():
+            (inner / "incompat" / "volatile" / "dirty").unlink()
+            for left in (inner / "incompat" / "volatile", inner / "incompat", inner):
+                left.rmdir()
+        directory.rmdir()
+    except OSError:
+        remove_tree(directory)
 
 
 def remove_abandoned(root: Path) -> None:
