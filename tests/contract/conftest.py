@@ -1,4 +1,4 @@
-"""Runs the driver in the host's own environment, once for each host and scenario."""
+"""Runs the driver in the host's own environment, once for each host."""
 
 import json
 import os
@@ -23,7 +23,7 @@ HOOKS = {
     "custom_rollout_log_function_path": "midstream.hooks.slime.log.log_rollout",
 }
 
-Drive = Callable[..., dict[str, Any]]
+Drive = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session", params=HOSTS)
@@ -43,33 +43,42 @@ def drive(
     engine_server: EngineServer,
     engine_checkpoint: Path,
 ) -> Drive:
-    """Call it with a scenario's folder and settings; it returns what the host made of them, and its log."""
+    """Call it with jobs; it returns what the host made of each of them, and its log, which they share."""
 
-    def drive(
-        run_dir: Path,
-        tasks: list[dict[str, Any]],
-        *,
-        flags: dict[str, Any],
-        layer: dict[str, Any],
-        **settings: Any,
-    ) -> dict[str, Any]:
+    def drive(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         settings = {
             "host": host,
             "engine_url": engine_server.url,
             "checkpoint": str(engine_checkpoint),
-            "flags": HOOKS | _data_flags(workload.write(tasks, run_dir / "tasks.jsonl")) | flags,
-            "midstream": {"run_dir": str(run_dir / "midstream"), **workload.LAYER, **layer},
-            "restart_before": [],
-            "data_parallel_size": 2,
-            "run_dir": str(run_dir),
-            "result": str(run_dir / "result.json"),
-            **settings,
+            "jobs": jobs,
+            "log": str(folder / "host.log"),
+            "result": str(folder / "result.json"),
         }
-        (run_dir / "settings.json").write_text(json.dumps(settings))
-        log = _run_driver(host, repository, run_dir)
-        return {**json.loads((run_dir / "result.json").read_text()), "log": log}
+        (folder / "settings.json").write_text(json.dumps(settings))
+        log = _run_driver(host, repository, folder)
+        return [{**job, "log": log} for job in json.loads((folder / "result.json").read_text())["jobs"]]
 
     return drive
+
+
+def job(
+    run_dir: Path,
+    tasks: list[dict[str, Any]],
+    *,
+    flags: dict[str, Any],
+    layer: dict[str, Any],
+    **settings: Any,
+) -> dict[str, Any]:
+    """The settings of one job of the driver."""
+    run_dir.mkdir()
+    return {
+        "flags": HOOKS | _data_flags(workload.write(tasks, run_dir / "tasks.jsonl")) | flags,
+        "midstream": {"run_dir": str(run_dir / "midstream"), **workload.LAYER, **layer},
+        "restart_before": [],
+        "data_parallel_size": 2,
+        "run_dir": str(run_dir),
+        **settings,
+    }
 
 
 def _data_flags(tasks: Path) -> dict[str, Any]:
@@ -82,18 +91,18 @@ def _data_flags(tasks: Path) -> dict[str, Any]:
     }
 
 
-def _run_driver(host: str, repository: Path, run_dir: Path) -> str:
+def _run_driver(host: str, repository: Path, folder: Path) -> str:
     python = repository / ".venv-miles" / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"{python} is missing: run `make setup-miles`")
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
     if host == "slime":
         environment["PYTHONPATH"] = os.environ["SLIME_HOME"]
-    log_path = run_dir / "driver.log"
+    log_path = folder / "driver.log"
     with log_path.open("wb") as log:
         driver = subprocess.Popen(
-            [python, Path(__file__).with_name("driver.py"), run_dir / "settings.json"],
-            cwd=run_dir,
+            [python, Path(__file__).with_name("driver.py"), folder / "settings.json"],
+            cwd=folder,
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -105,7 +114,7 @@ def _run_driver(host: str, repository: Path, run_dir: Path) -> str:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
             raise
-    logs = [path.read_text(errors="replace") for path in (run_dir / "host.log", log_path) if path.exists()]
+    logs = [path.read_text(errors="replace") for path in (folder / "host.log", log_path) if path.exists()]
     assert code == 0, f"the driver ended with {code}; its logs end with:\n" + "\n".join(
         log[-4000:] for log in logs
     )

@@ -9,14 +9,15 @@ Settings:
     host: "slime" or "miles"
     engine_url: a running SGLang server
     checkpoint: what it serves, in Hugging Face layout
-    flags: the host's flags and their values, names without dashes; hooks are among them
-    midstream: the layer's settings, which the host reads from its custom config
-    rollouts: how many
-    restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
-    data_parallel_size: ranks among which the batch is split
-    run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs,
-        `host.log` has what the host's processes logged
-    result: file for what came out
+    jobs: each with
+        flags: the host's flags and their values, names without dashes; hooks are among them
+        midstream: the layer's settings, which the host reads from its custom config
+        rollouts: how many
+        restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
+        data_parallel_size: ranks among which the batch is split
+        run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs
+    log: file for what the host's processes log
+    result: file for what came out, job by job
 """
 
 import contextlib
@@ -58,7 +59,9 @@ _LOGICAL_CPUS = 4  # the manager and its lock each reserve one
 class Job:
     """One job of the host, without its trainer."""
 
-    def __init__(self, settings: dict[str, Any], args: Namespace) -> None:
+    def __init__(self, host: str, engine_url: str, settings: dict[str, Any], args: Namespace) -> None:
+        self._host = host
+        self._engine_url = engine_url
         self._settings = settings
         self._args = args
         self._manager = self._start_manager()
@@ -87,8 +90,12 @@ class Job:
         ray.get(self._manager.load.remote(rollout_id))
         return ray.get(self._manager.__ray_call__.remote(_waiting))
 
+    def end(self) -> None:
+        """Kill the manager, so that another job has its place."""
+        ray.kill(self._manager)
+
     def _start_manager(self) -> Any:
-        placement = import_module(f"{self._settings['host']}.ray.placement_group")
+        placement = import_module(f"{self._host}.ray.placement_group")
         manager, _ = placement.create_rollout_manager(self._args, None)
         # What the trainer tells the manager once it knows its own layout.
         ranks = self._settings["data_parallel_size"]
@@ -97,9 +104,9 @@ class Job:
         return manager
 
     def _load_weights(self, version: str) -> None:
-        body = json.dumps({"model_path": self._settings["checkpoint"], "weight_version": version}).encode()
+        body = json.dumps({"model_path": self._args.hf_checkpoint, "weight_version": version}).encode()
         request = urllib.request.Request(
-            f"{self._settings['engine_url']}/update_weights_from_disk",
+            f"{self._engine_url}/update_weights_from_disk",
             body,
             {"Content-Type": "application/json"},
         )
@@ -148,22 +155,37 @@ def _plain(value: Any) -> Any:
 
 
 def run(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the job that `settings` describe; returns what its rollouts returned, in order."""
-    run_dir, checkpoint = Path(settings["run_dir"]), Path(settings["checkpoint"])
+    """Run the jobs that `settings` describe; returns what the rollouts of each returned, in order."""
     declare_torchvision_operators()
+    results = []
+    with (
+        router_before(settings["engine_url"], Path(settings["log"]).with_name("router.log")) as router,
+        _local_ray(Path(settings["log"])),
+    ):
+        for job_settings in settings["jobs"]:
+            args = parse_host_args(
+                settings["host"],
+                Path(settings["checkpoint"]),
+                router,
+                job_settings["flags"],
+                job_settings["midstream"],
+                Path(job_settings["run_dir"]),
+            )
+            results.append(
+                _run(Job(settings["host"], settings["engine_url"], job_settings, args), job_settings)
+            )
+    return {"jobs": results}
+
+
+def _run(job: Job, settings: dict[str, Any]) -> dict[str, Any]:
     rollouts = []
-    with router_before(settings["engine_url"], run_dir / "router.log") as router:
-        args = parse_host_args(
-            settings["host"], checkpoint, router, settings["flags"], settings["midstream"], run_dir
-        )
-        with _local_ray(run_dir / "host.log"):
-            job = Job(settings, args)
-            for rollout_id in range(settings["rollouts"]):
-                reloaded = job.restart(rollout_id - 1) if rollout_id in settings["restart_before"] else None
-                rollouts.append({**job.rollout(rollout_id), "reloaded": reloaded})
+    for rollout_id in range(settings["rollouts"]):
+        reloaded = job.restart(rollout_id - 1) if rollout_id in settings["restart_before"] else None
+        rollouts.append({**job.rollout(rollout_id), "reloaded": reloaded})
+    job.end()
     return {"rollouts": rollouts}
 
 
 if __name__ == "__main__":
-    job_settings = json.loads(Path(sys.argv[1]).read_text())
-    Path(job_settings["result"]).write_text(json.dumps(run(job_settings), default=_plain))
+    all_settings = json.loads(Path(sys.argv[1]).read_text())
+    Path(all_settings["result"]).write_text(json.dumps(run(all_settings), default=_plain))

@@ -85,6 +85,7 @@ class NumberEnvironments:
     slow_s: float = 0.0
     failing_steps: int = 0
     failing_snapshots: int = 0
+    snapshot_s: float = 0.0
     failing_starts: int = 0
     failing_closes: int = 0
     spoiling: str = ""
@@ -138,7 +139,7 @@ class NumberEnvironment:
         return Step(observation=str(self.number), done=action == "done", reward=None, info={})
 
     async def snapshot(self) -> Snapshot:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self._owner.snapshot_s)
         if self._owner.spoiling and self.number:
             raise WorkspaceLimit(self._owner.spoiling)
         if self._owner.failing_snapshots:

@@ -422,6 +422,16 @@ def test_snapshots_are_signed_with_the_version_and_turn_that_led_to_them() -> No
     assert signed == {"0": (None, None), "1": (0, 0), "2": (4, 1)}
 
 
+def test_what_a_rollout_waited_for_its_snapshots_is_in_its_record() -> None:
+    scene = Scene(
+        [("add <end>", "stop"), ("done <end>", "stop")], environments=NumberEnvironments(snapshot_s=0.3)
+    )
+    rollout = scene.play()
+    # The engine answers sooner than that, so that it hides a part of the two snapshots alone.
+    assert 0.0 < rollout.snapshot_wait_s
+    assert PartialRollout.from_json(rollout.to_json()).snapshot_wait_s == rollout.snapshot_wait_s
+
+
 def test_an_agent_that_makes_its_world_unrecordable_gets_nothing() -> None:
     scene = Scene(
         [("add <end>", "stop"), ("add <end>", "stop")],
