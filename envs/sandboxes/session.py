@@ -224,38 +224,29 @@ class ShellSession:
         if self._shell is not None and not self._shell.killed:
             return self._shell
         await self._end_shell()
-        shell = await self._with_startup_file(timeout_s) if self._startup_file_works else await self._start()
+        shell = await self._start()
+        if self._startup_file_works:
+            timeout_s = min(timeout_s, self._setup_timeout_s)
+            answer = await shell.run(_SOURCE_STARTUP_FILE, timeout_s, self._max_output_bytes)
+            self._check_open()
+            self._check_not_killed(answer)
+            if answer.state is None:
+                await self._give_startup_file_up(answer, timeout_s)
+                shell = await self._start()
         return shell if self._state is None else await self._carried_on(shell, self._state)
-
-    async def _with_startup_file(self, timeout_s: float) -> Shell:
-        """A shell in HOME that has sourced `.bashrc`, if that works."""
-        timeout_s = min(timeout_s, self._setup_timeout_s)
-        shell = await self._new_shell()
-        begin = f"{_ENTER_HOME}; {_SOURCE_STARTUP_FILE}"
-        answer = await shell.run(begin, timeout_s, self._max_output_bytes)
-        self._check_open()
-        self._check_not_killed(answer)
-        if answer.state is not None:
-            return shell
-        await self._give_startup_file_up(answer, timeout_s)
-        return await self._start()
 
     async def _start(self) -> Shell:
         """A shell in HOME. Raises ShellEnded where it did not get there."""
-        shell = await self._new_shell()
-        answer = await shell.run(_ENTER_HOME, START_TIMEOUT_S, self._max_output_bytes)
-        self._check_open()
-        if answer.state is None:
-            await self._end_shell()
-            raise ShellEnded(f"the shell of {self.directory} ended at its start: {answer.output.strip()}")
-        return shell
-
-    async def _new_shell(self) -> Shell:
         self._starting = asyncio.create_task(
             start_shell(self.isolation, self.directory, self._environment, self._attach)
         )
         self._shell = await asyncio.shield(self._starting)
         self._starting = None
+        answer = await self._shell.run(_ENTER_HOME, START_TIMEOUT_S, self._max_output_bytes)
+        self._check_open()
+        if answer.state is None:
+            await self._end_shell()
+            raise ShellEnded(f"the shell of {self.directory} ended at its start: {answer.output.strip()}")
         return self._shell
 
     async def _give_startup_file_up(self, answer: Answer, timeout_s: float) -> None:

@@ -111,6 +111,11 @@ class SandboxProcess:
             loop.add_reader(self._pidfd, self._on_end)
         return self._ended
 
+    def unwatch(self) -> None:
+        """Takes `watch` back; fine where there was none."""
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+
     def _on_end(self) -> None:
         assert self._ended is not None and self._pidfd is not None
         asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -52,7 +52,7 @@ class _Started:
 
     process: SandboxProcess
     group: Cgroup | None
-    in_group: bool
+    born_in_group: bool
     control: socket.socket
     output: int
     info: int | None
@@ -73,12 +73,12 @@ async def start_shell(
         started = await loop.run_in_executor(
             spawner(), partial(_spawned, isolation, directory, {**environment, MARK: mark})
         )
+        shell = await _identified(started, directory, mark)
     except OSError as error:
         raise EnvironmentFailure(f"cannot start a shell in {directory}: {error.strerror or error}") from error
-    shell = await _identified(started, mark)
     tree = shell.tree
     joining: asyncio.Future[None] | None = None
-    if not tree.in_group:
+    if tree.must_join_group:
         # The kernel takes milliseconds to move a process, which the shell needs to start and its files to be mounted.
         joining = loop.run_in_executor(None, tree.join_group)
     try:
@@ -114,13 +114,14 @@ def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, st
     info, their_info = os.pipe() if isolation.has_namespaces else (None, None)
     shell_fd = -1
     group: Cgroup | None = None
+    process: SandboxProcess | None = None
     try:
         shell_fd = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, CONTROL_FD + 1)
         loop = _LOOP.format(inherited=shell_fd, fd=CONTROL_FD, preamble=isolation.preamble())
         shell = ["bash", "--norc", "--noprofile", "-c", loop]
         launch = isolation.launch(directory, shell, their_info)
         group = isolation.new_cgroup()
-        with nullcontext(False) if group is None else group.births() as in_group:
+        with nullcontext(False) if group is None else group.births() as born_in_group:
             process = SandboxProcess(
                 launch.argv,
                 {**environment, **launch.environment},
@@ -129,8 +130,7 @@ def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, st
             )
     except BaseException:
         _close(ours, output, info)
-        if group is not None:
-            group.remove()
+        _discard(process, group)
         raise
     finally:
         _close(theirs, their_output, their_info, None if shell_fd < 0 else shell_fd)
@@ -138,31 +138,41 @@ def _spawned(isolation: Isolation, directory: Path, environment: Mapping[str, st
         if end is not None:
             os.set_blocking(end, False)
     ours.setblocking(False)
-    return _Started(process, group, in_group, ours, output, info)
+    return _Started(process, group, born_in_group, ours, output, info)
 
 
-async def _identified(started: _Started, mark: str) -> Shell:
+def _discard(process: SandboxProcess | None, group: Cgroup | None) -> None:
+    """Ends what has no shell yet, and returns when it is gone. Blocks; raises OSError where the group stays."""
+    if process is not None:
+        process.discard()
+    if group is not None:
+        group.remove()
+
+
+async def _identified(started: _Started, directory: Path, mark: str) -> Shell:
     """The shell of a started process, once the process above all others in its namespaces is known.
 
-    Nothing is left where that fails.
+    Raises OSError, and ShellEnded where nobody names that process in time. Nothing is left where it fails.
     """
-    process, group = started.process, started.group
+    loop = asyncio.get_running_loop()
+    process, ends = started.process, (started.control, started.output)
     try:
-        process.identify(b"" if started.info is None else await _received(started.info))
-        tree = ProcessTree(process, mark, group, in_group=started.in_group)
-        return Shell(tree, started.control, started.output)
+        process.identify(b"" if started.info is None else await _received(started.info, directory))
+        tree = ProcessTree(process, mark, started.group, born_in_group=started.born_in_group)
+        return Shell(tree, *ends)
     except BaseException:
-        process.discard()
-        if group is not None:
-            group.remove()
-        _close(started.control, started.output)
+        process.unwatch()
+        for end in ends:
+            loop.remove_reader(end)
+        _close(*ends)
+        await asyncio.shield(loop.run_in_executor(None, _discard, process, started.group))
         raise
     finally:
         _close(started.info)
 
 
-async def _received(info: int) -> bytes:
-    """What bubblewrap writes of its namespaces, or the part of it that came before its end."""
+async def _received(info: int, directory: Path) -> bytes:
+    """What bubblewrap writes of its namespaces, or the part of it that came before its end. Raises ShellEnded."""
     loop = asyncio.get_running_loop()
     received, done = bytearray(), loop.create_future()
 
@@ -177,7 +187,10 @@ async def _received(info: int) -> bytes:
 
     loop.add_reader(info, read)
     try:
-        await done
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await done
+    except TimeoutError as error:
+        raise ShellEnded(f"the shell of {directory} is silent at its start") from error
     finally:
         loop.remove_reader(info)
     return bytes(received)

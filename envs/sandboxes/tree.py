@@ -17,11 +17,12 @@ class ProcessTree:
     """
 
     def __init__(
-        self, process: SandboxProcess, mark: str, group: Cgroup | None, *, in_group: bool = False
+        self, process: SandboxProcess, mark: str, group: Cgroup | None, *, born_in_group: bool = False
     ) -> None:
-        """`in_group` says that the process was started in its group."""
+        """`born_in_group` says that the process was started in its group."""
         self._process = process
-        self._in_group = in_group or group is None
+        # Whether `join_group` is still to be called.
+        self.must_join_group = group is not None and not born_in_group
         self._mark = mark
         self._group = group
 
@@ -30,21 +31,16 @@ class ProcessTree:
         """The host's number of the process above all others, where there are namespaces."""
         return self._process.init_pid
 
-    @property
-    def in_group(self) -> bool:
-        """Whether the shell is in its group, if it has one."""
-        return self._in_group
-
     def join_group(self) -> None:
         """Moves the shell into its group, before it starts anything. Blocks; raises EnvironmentFailure."""
         assert self._group is not None
+        self.must_join_group = False
         try:
             self._group.add(self._shell)
         except OSError as error:
             raise EnvironmentFailure(
                 f"cannot move process {self._shell} into {self._group.path}: {error.strerror}"
             ) from error
-        self._in_group = True
 
     def watch(self) -> asyncio.Future[None]:
         """A future of the running loop that is done when the shell has ended. Call it once."""

@@ -257,12 +257,19 @@ static int read_names(int fd, struct work *work, char *dirents, struct bytes *ar
 /* The same for the names that the caller asks about, which are in order and each ended by a NUL. */
 static int given_names(const struct job *job, struct bytes *arena, struct offsets *names) {
     arena->used = names->used = 0;
-    if (job->names_length && job->names[job->names_length - 1]) return EINVAL;
+    if (job->names_length == 0) return 0;
+    if (job->names[job->names_length - 1]) return EINVAL;
     if (reserve(arena, job->names_length)) return ENOMEM;
     memcpy(arena->start, job->names, job->names_length);
     arena->used = job->names_length;
-    for (size_t at = 0; at < arena->used; at += strlen(arena->start + at) + 1)
+    const char *before = NULL;
+    for (size_t at = 0; at < arena->used; at += strlen(arena->start + at) + 1) {
+        const char *name = arena->start + at;
+        if (before && strcmp(before, name) >= 0) return EINVAL;
+        if (strlen(name) > UINT16_MAX) return ENAMETOOLONG;
         if (push(names, at)) return ENOMEM;
+        before = name;
+    }
     return 0;
 }
 

@@ -12,6 +12,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 NS = 1_000_000_000
@@ -101,7 +102,10 @@ class _Reading:
         packed: dict[bytes, bytes] = {}
         if same and asked is not None:
             names = asked.split(b"\0")[:-1]
-            packed = {name: record for name, record in before.items() if name not in names}
+            if (asked and not asked.endswith(b"\0")) or any(one >= other for one, other in pairwise(names)):
+                raise OSError(errno.EINVAL, "names that are not in order")
+            among = frozenset(names)
+            packed = {name: record for name, record in before.items() if name not in among}
         else:
             names = list(map(os.fsencode, os.listdir(fd)))
             self._remaining -= len(names)

@@ -71,10 +71,13 @@ def scan(
     """What differs under `root` from the cache, which stays as it is; `ingest` reads what the stat does not vouch for.
 
     `mapped` are files, by device and inode, that a live process maps shared and writable: they are read whatever
-    their stat says. `layer` reads the upper directory of an overlay, with its marks. `only` looks at just
-    these paths, and at new directories there; the rest is taken to be as it was. `unread` files that differ get the
-    content UNREAD. Raises WorkspaceLimit for what may not be there (a
-    device, a limit), SnapshotError for a tree that cannot be read or does not hold still; both name the path.
+    their stat says. `layer` reads the upper directory of an overlay, with its marks.
+
+    `only` looks at just these paths, and at all of a directory there that is new or another one; the rest is taken
+    to be as it was. Files at `unread` that differ get the content UNREAD.
+
+    Raises WorkspaceLimit for what may not be there (a device, a limit), SnapshotError for a tree that cannot be
+    read or does not hold still; both name the path.
     """
     for _ in range(SCAN_ATTEMPTS):
         try:

@@ -14,7 +14,7 @@ from midstream.local.server import EngineServer
 from tests.contract import workload
 
 HOSTS = ("miles", "slime")
-DRIVER_TIMEOUT_S = 600.0
+JOB_TIMEOUT_S = 600.0
 
 HOOKS = {
     "custom_generate_function_path": "midstream.hooks.slime.generate.generate",
@@ -43,7 +43,7 @@ def drive(
     engine_server: EngineServer,
     engine_checkpoint: Path,
 ) -> Drive:
-    """Call it with jobs; it returns what the host made of each of them, and its log, which they share."""
+    """Call it with jobs; it returns what the host made of each of them, and what it logged meanwhile."""
 
     def drive(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         settings = {
@@ -51,12 +51,12 @@ def drive(
             "engine_url": engine_server.url,
             "checkpoint": str(engine_checkpoint),
             "jobs": jobs,
-            "log": str(folder / "host.log"),
             "result": str(folder / "result.json"),
         }
         (folder / "settings.json").write_text(json.dumps(settings))
-        log = _run_driver(host, repository, folder)
-        return [{**job, "log": log} for job in json.loads((folder / "result.json").read_text())["jobs"]]
+        logs = _run_driver(host, repository, folder, [Path(job["run_dir"]) for job in jobs])
+        results = json.loads((folder / "result.json").read_text())["jobs"]
+        return [{**result, "log": log} for result, log in zip(results, logs, strict=True)]
 
     return drive
 
@@ -91,7 +91,8 @@ def _data_flags(tasks: Path) -> dict[str, Any]:
     }
 
 
-def _run_driver(host: str, repository: Path, folder: Path) -> str:
+def _run_driver(host: str, repository: Path, folder: Path, run_dirs: list[Path]) -> list[str]:
+    """Returns what the host logged for each job."""
     python = repository / ".venv-miles" / "bin" / "python"
     if not python.exists():
         raise FileNotFoundError(f"{python} is missing: run `make setup-miles`")
@@ -109,13 +110,14 @@ def _run_driver(host: str, repository: Path, folder: Path) -> str:
             start_new_session=True,
         )
         try:
-            code = driver.wait(DRIVER_TIMEOUT_S)
+            code = driver.wait(JOB_TIMEOUT_S * len(run_dirs))
         except BaseException:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
             raise
-    logs = [path.read_text(errors="replace") for path in (folder / "host.log", log_path) if path.exists()]
+    host_logs = [run_dir / "host.log" for run_dir in run_dirs]
+    logs = [path.read_text(errors="replace") for path in (*host_logs, log_path) if path.exists()]
     assert code == 0, f"the driver ended with {code}; its logs end with:\n" + "\n".join(
         log[-4000:] for log in logs
     )
-    return logs[0]
+    return logs[: len(run_dirs)]

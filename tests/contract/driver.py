@@ -15,8 +15,8 @@ Settings:
         rollouts: how many
         restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
         data_parallel_size: ranks among which the batch is split
-        run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs
-    log: file for what the host's processes log
+        run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs,
+            `host.log` has what the host's processes logged meanwhile
     result: file for what came out, job by job
 """
 
@@ -127,26 +127,42 @@ def _waiting(manager: Any) -> dict[str, Any]:
     }
 
 
+class WorkerLogs:
+    """What Ray's workers log in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+
+    def take(self) -> str:
+        """What they logged since the last call."""
+        found = []
+        for log in sorted(self._folder.glob("session_latest/logs/worker-*")):
+            with log.open("rb") as file:
+                file.seek(self._read.get(log, 0))
+                found.append(file.read().decode(errors="replace"))
+                self._read[log] = file.tell()
+        return "".join(found)
+
+
 @contextlib.contextmanager
-def _local_ray(log_path: Path) -> Iterator[None]:
-    """Run Ray on this machine; what the host's processes logged is then at `log_path`."""
+def _local_ray() -> Iterator[WorkerLogs]:
+    """Run Ray on this machine."""
     hook = declare_torchvision_operators
     # Not in the run directory: Ray's sockets need a short path.
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray_dir:
-        try:
-            with ray.init(
-                num_cpus=_LOGICAL_CPUS,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,  # it forwards the last lines late or never
-                # Every worker imports the host, and with it torchvision.
-                runtime_env={"worker_process_setup_hook": f"{hook.__module__}.{hook.__qualname__}"},
-                _temp_dir=ray_dir,
-            ):
-                yield
-        finally:
-            logs = sorted(Path(ray_dir).glob("session_latest/logs/worker-*"))
-            log_path.write_text("".join(log.read_text(errors="replace") for log in logs))
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as ray_dir,
+        ray.init(
+            num_cpus=_LOGICAL_CPUS,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,  # it forwards the last lines late or never
+            # Every worker imports the host, and with it torchvision.
+            runtime_env={"worker_process_setup_hook": f"{hook.__module__}.{hook.__qualname__}"},
+            _temp_dir=ray_dir,
+        ),
+    ):
+        yield WorkerLogs(Path(ray_dir))
 
 
 def _plain(value: Any) -> Any:
@@ -157,23 +173,24 @@ def _plain(value: Any) -> Any:
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     """Run the jobs that `settings` describe; returns what the rollouts of each returned, in order."""
     declare_torchvision_operators()
+    router_log = Path(settings["result"]).with_name("router.log")
     results = []
-    with (
-        router_before(settings["engine_url"], Path(settings["log"]).with_name("router.log")) as router,
-        _local_ray(Path(settings["log"])),
-    ):
+    with router_before(settings["engine_url"], router_log) as router, _local_ray() as logs:
         for job_settings in settings["jobs"]:
+            run_dir = Path(job_settings["run_dir"])
             args = parse_host_args(
                 settings["host"],
                 Path(settings["checkpoint"]),
                 router,
                 job_settings["flags"],
                 job_settings["midstream"],
-                Path(job_settings["run_dir"]),
+                run_dir,
             )
-            results.append(
-                _run(Job(settings["host"], settings["engine_url"], job_settings, args), job_settings)
-            )
+            try:
+                job = Job(settings["host"], settings["engine_url"], job_settings, args)
+                results.append(_run(job, job_settings))
+            finally:
+                (run_dir / "host.log").write_text(logs.take())
     return {"jobs": results}
 
 

@@ -50,10 +50,10 @@ command_not_found_handle() {{
 def cut_off_tasks(run_dir: Path) -> list[dict[str, Any]]:
     """Three groups a step, six launched; the steps of some wait for a later rollout.
 
-    Rollout 0 ends with f0 to f2, which wait until f3 or f4 is past its second step and f5 is in its only one.
-    Rollout 1 ends with f3 to f5, while f6 to f8 are in their only step, which rollout 2 finishes. The rest
-    waits for a rollout that never comes. The file `rollout_id` in `run_dir` names the rollout that runs; the
-    steps leave word for each other there.
+    Rollout 0 ends with f0 to f2, which wait until f3 or f4 is past its second step and f5 is in its only one;
+    f3 and f4 do not end before it. Rollout 1 ends with f3 to f5, while f6 to f8 are in their only step, which
+    rollout 2 finishes. The rest waits for a rollout that never comes. The file `rollout_id` in `run_dir` names
+    the rollout that runs; the steps leave word for each other there.
     """
     in_step, under_way = run_dir / "f5-is-in-its-step", run_dir / "a-long-one-is-under-way"
 
@@ -64,7 +64,11 @@ def cut_off_tasks(run_dir: Path) -> list[dict[str, Any]]:
         return wait_until(f"$(<{run_dir / 'rollout_id'}) -ge {rollout_id}")
 
     last = wait_until(f"-e {in_step} && -e {under_way}")
-    long = f"{wait_until(f'-e {in_step}')}; [[ ! -e steps ]] || : >{under_way}"
+    done = "local done=0; [[ ! -e steps ]] || done=$(wc -l <steps)"
+    long = (
+        f"{done}; ((done < 2)) || : >{under_way}; {wait_until(f'-e {in_step}')}; "
+        f"((done < {LONG_STEPS - 1})) || {waits_for(1)}"
+    )
     return [
         *(task(f"f{i}", when_called=last) for i in (0, 1, 2)),
         *(task(f"f{i}", steps=LONG_STEPS, when_called=long) for i in (3, 4)),

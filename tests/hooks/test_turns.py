@@ -422,13 +422,20 @@ def test_snapshots_are_signed_with_the_version_and_turn_that_led_to_them() -> No
     assert signed == {"0": (None, None), "1": (0, 0), "2": (4, 1)}
 
 
-def test_what_a_rollout_waited_for_its_snapshots_is_in_its_record() -> None:
-    scene = Scene(
-        [("add <end>", "stop"), ("done <end>", "stop")], environments=NumberEnvironments(snapshot_s=0.3)
-    )
+@pytest.mark.parametrize(
+    ("engine_s", "snapshot_s", "at_least_s", "at_most_s"),
+    # Two snapshots: one after the start, one after the only step that does not end the episode.
+    [(0.0, 0.5, 0.5, 1.1), (0.8, 0.2, 0.0, 0.2)],
+    ids=["nothing hides them", "the engine hides them"],
+)
+def test_what_a_rollout_waited_for_its_snapshots_is_in_its_record(
+    engine_s: float, snapshot_s: float, at_least_s: float, at_most_s: float
+) -> None:
+    environments = NumberEnvironments(snapshot_s=snapshot_s)
+    scene = Scene([("add <end>", "stop"), ("done <end>", "stop")], environments=environments)
+    scene.engine.slow_s = engine_s
     rollout = scene.play()
-    # The engine answers sooner than that, so that it hides a part of the two snapshots alone.
-    assert 0.0 < rollout.snapshot_wait_s
+    assert at_least_s <= rollout.snapshot_wait_s <= at_most_s
     assert PartialRollout.from_json(rollout.to_json()).snapshot_wait_s == rollout.snapshot_wait_s
 
 

@@ -30,29 +30,37 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The group of one sandbox."""
+    """The group of one sandbox. `home` is where this process was, in the kernel's words, if that is just above it."""
 
     path: Path
     version: Literal[1, 2]
+    home: str | None = None
 
     @contextmanager
     def births(self) -> Iterator[bool]:
-        """Has what this thread starts in the block be in the group from its first instruction, if it yields True.
+        """Yields whether what this thread starts in the block is in the group from its first instruction.
 
-        Version 1 lets a thread move itself, in microseconds. Moving another process takes a lock that keeps all
-        of the host's processes from being forked for milliseconds.
+        In version 1 a thread can move itself there and back, in microseconds since Linux 5.13, while moving another
+        process takes a lock that keeps all of the host's processes from being forked for milliseconds. For the time
+        of the block the group's processes are this one too. Elsewhere this does nothing and yields False.
         """
-        try:
-            if self.version == 1:
-                _write(self.path / "tasks", "0")
-        except OSError:
+        if self.home is None or self.home != _memory_group_of_this_thread():
             yield False
             return
+        # Opened before: a thread that is in the group must get out of it whatever there is a lack of.
+        way_back = os.open(self.path.parent / "tasks", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            yield self.version == 1
+            try:
+                _write(self.path / "tasks", "0")
+            except OSError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                os.write(way_back, b"0")
         finally:
-            if self.version == 1:
-                _write(self.path.parent / "tasks", "0")
+            os.close(way_back)
 
     def add(self, pid: int) -> None:
         """Moves a process into the group; what it starts from then on is in it too. One that has ended is fine."""
@@ -99,8 +107,8 @@ class Cgroup:
                 return
 
     def kill(self) -> None:
-        """Sends SIGKILL to every process in the group."""
-        for pid in self.pids():
+        """Sends SIGKILL to every process in the group but this one, which may be there for the time of a `births`."""
+        for pid in set(self.pids()) - {os.getpid()}:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -109,17 +117,22 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class CgroupRoot:
-    """A group below which this process may make others. `top` is where its hierarchy is mounted."""
+    """A group below which this process may make others. `top` is where its hierarchy is mounted.
+
+    `own` is what the kernel calls it where it is this process' own group, of version 1.
+    """
 
     path: Path
     version: Literal[1, 2]
     top: Path
+    own: str | None = None
 
     def new(self, limits: ProcessLimits) -> Cgroup:
         """A group with these limits, named after this process. Raises OSError."""
         group = Cgroup(
             self.path / f"{PREFIX}{this_process().label}+{secrets.token_hex(6)}",
             self.version,
+            self.own,
         )
         group.path.mkdir()
         try:
@@ -228,7 +241,13 @@ def _candidates() -> Iterator[CgroupRoot]:
                     if "memory" in _controllers(group):
                         yield CgroupRoot(group, 2, Path(mount[4]))
             elif "memory" in controllers.split(",") and kind == "cgroup" and "memory" in options:
-                yield CgroupRoot(below, 1, Path(mount[4]))
+                yield CgroupRoot(below, 1, Path(mount[4]), path if path.startswith(mount[3]) else None)
+
+
+def _memory_group_of_this_thread() -> str | None:
+    lines = Path("/proc/thread-self/cgroup").read_text().splitlines()
+    groups = (line.split(":", 2) for line in lines)
+    return next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
 
 
 def _below(mount_point: str, mounted: str, path: str) -> Path:

@@ -290,6 +290,8 @@ class OverlayFiles:
 
 def _remove_mount(layers: Layers, stack: Stack, live: str, mount: int) -> None:
     os.close(mount)
-    layers.places.strip(live)
-    layers.release(stack)
+    try:
+        layers.places.strip(live)
+    finally:
+        layers.release(stack)
     layers.places.prepare()

@@ -93,11 +93,12 @@ class LayerPlaces:
     def strip(self, layer: str) -> None:
         """Removes from the place of a closed layer what only its mount needed. Raises OSError."""
         for path in (self.path / layer).iterdir():
-            if path.name == UPPER:
-                # What was in it is the layer now.
-                path.rmdir()
-            elif path.name != LAYER:
-                _remove_work(path)
+            if path.name == LAYER:
+                continue
+            try:
+                _remove_emptied(path)
+            except OSError:
+                remove_tree(path)
 
     def remove(self, name: str) -> None:
         """Removes a place of either kind; one that is gone is fine. Raises OSError where something stays."""
@@ -116,17 +117,17 @@ class LayerPlaces:
         return name
 
 
-def _remove_work(directory: Path) -> None:
-    """Removes the work folder of a mount that is gone, in which the kernel has left next to nothing."""
+def _remove_emptied(directory: Path) -> None:
+    """Removes an upper folder whose tree is a layer now, or a work folder in which the kernel has left next to nothing.
+
+    Raises OSError where there is more in it.
+    """
     inner = directory / "work"
-    try:
-        if inner.exists():
-            (inner / "incompat" / "volatile" / "dirty").unlink()
-            for left in (inner / "incompat" / "volatile", inner / "incompat", inner):
-                left.rmdir()
-        directory.rmdir()
-    except OSError:
-        remove_tree(directory)
+    if inner.exists():
+        (inner / "incompat" / "volatile" / "dirty").unlink()
+        for left in (inner / "incompat" / "volatile", inner / "incompat", inner):
+            left.rmdir()
+    directory.rmdir()
 
 
 def remove_abandoned(root: Path) -> None:

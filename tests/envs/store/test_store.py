@@ -15,6 +15,7 @@ import pytest
 from midstream.envs.errors import SnapshotError, SnapshotMissing
 from midstream.envs.protocol import Change, Snapshot
 from midstream.envs.store.contents import Contents
+from midstream.envs.store.nodes import NodeReader
 from midstream.envs.store.records import EMPTY, Entry
 from midstream.envs.store.removal import remove_tree
 from midstream.envs.store.restore import write_tree
@@ -327,3 +328,25 @@ def test_a_forked_child_uses_the_store_of_its_parent(store, tree, tmp_path):
 
 def test_the_digest_of_nothing_is_not_that_of_something():
     assert EMPTY.updated({b"": Entry("d", 0o755, 0)}).digest != EMPTY.digest
+
+
+def test_a_rollback_does_not_read_what_it_writes_anyway(store, tree, monkeypatch):
+    baseline = Baseline()
+    first = store.put(tree, baseline=baseline)
+    (tree / "a").write_text("another\n")
+    (tree / "sub" / "b").write_text("this, too\n")
+    second = store.put(tree, first, baseline=baseline)
+    (tree / "sub" / "b").write_text("and not recorded\n")
+    read: list[bytes] = []
+    whole = NodeReader._read
+
+    def counted(reader, fd, path, *rest):
+        read.append(path)
+        return whole(reader, fd, path, *rest)
+
+    monkeypatch.setattr(NodeReader, "_read", counted)
+    assert store.restore_in_place(first, tree, baseline=baseline) == first.digest
+    # Once, to see that they are what was written.
+    assert (read.count(b"a"), read.count(b"sub/b")) == (1, 1)
+    assert store.restore_in_place(second, tree, baseline=baseline) == second.digest
+    assert (tree / "sub" / "b").read_text() == "this, too\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from midstream.envs.store.removal import remove_tree
 
-# How many random trees a test draws. In batches, since hypothesis remembers all that one test has drawn.
+# How many random trees a test draws, at least. In batches, since hypothesis remembers all that one test has drawn.
 TRIALS = int(os.environ.get("MIDSTREAM_TREES", "60"))
 BATCH = 250
 
