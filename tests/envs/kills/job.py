@@ -44,9 +44,12 @@ async def episode(factory: WorkspaceFactory) -> None:
     try:
         for turn in range(random.randint(1, 5)):
             written += f"{turn}\n"
-            await environment.step(
+            step = await environment.step(
                 f"echo {turn} >> log; echo {random.random()} > d{turn}/new; rm d{turn}/f1; sleep 100 &"
             )
+            if step.info["exit_code"] != 0:
+                # Without namespaces a kill of the shell looks like a command's own doing.
+                raise EnvironmentFailure(f"the shell was killed in a step: {step.info}")
             snapshot = await environment.snapshot()
             snapshots.append(snapshot)
             print(json.dumps({"snapshot": snapshot.to_json(), "log": written}), flush=True)
