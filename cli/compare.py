@@ -127,11 +127,13 @@ def _quoted(text: str) -> str:
 
 def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:
     """Read the user's tasks now: a broken line should be known before anything is started."""
+    from midstream.envs.protocol import find_factory
     from midstream.envs.tasks import load_tasks
 
-    for path in {config.tasks.path for config in configs.values()}:
-        if path is not None:
-            load_tasks(path)
+    for config in configs.values():
+        check = getattr(find_factory(config.midstream), "check_task", None)
+        if config.tasks.path is not None:
+            load_tasks(config.tasks.path, check)
 
 
 def _resolved(configs: "Mapping[str, JobConfig]", as_json: bool) -> str:

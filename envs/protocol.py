@@ -7,7 +7,7 @@ back. Nothing here holds a live handle, so records survive pickling and a restar
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, cast
@@ -147,7 +147,12 @@ class EnvironmentFactory(Protocol):
 
 
 def load_factory(config: LayerConfig) -> EnvironmentFactory:
-    """The factory that `environment.factory` names as "module:Class", called with the config.
+    """The factory that `environment.factory` names, called with the config. Raises what `find_factory` does."""
+    return cast(EnvironmentFactory, find_factory(config)(config))
+
+
+def find_factory(config: LayerConfig) -> Callable[[LayerConfig], object]:
+    """What `environment.factory` names as "module:Class".
 
     Raises ValueError, naming the setting, where the name has another form or leads to nothing callable.
     """
@@ -166,4 +171,4 @@ def load_factory(config: LayerConfig) -> EnvironmentFactory:
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ValueError(f"environment.factory={name!r}: {module_name!r} has no class {attribute!r}")
-    return cast(EnvironmentFactory, factory(config))
+    return cast(Callable[[LayerConfig], object], factory)

@@ -1,17 +1,22 @@
 """Reads tasks from JSONL: one object a line with `prompt`, `label` and `metadata`.
 
-`metadata` has, all optional but `eval_cmd`: `files` (relative path to text), `pre_commands` (a list of
+For a workspace `metadata` has, all optional but `eval_cmd`: `files` (relative path to text), `pre_commands` (a list of
 shell commands), `eval_cmd` (a shell command that exits 0 on success) and `workdir` (relative to the sandbox's
 root). Other keys of `metadata` are kept as they are.
 """
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from midstream.envs.protocol import Task
 
+# Raises TasksError where a task's metadata is not what an environment needs.
+Check = Callable[[dict[str, Any]], None]
+
+RESERVED = "midstream"
 _TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
 
 
@@ -19,10 +24,11 @@ class TasksError(Exception):
     """A tasks file that cannot be used; the message says where and how to mend it."""
 
 
-def load_tasks(path: Path | str) -> list[Task]:
+def load_tasks(path: Path | str, check: Check | None = None) -> list[Task]:
     """All tasks of a JSONL file, in order; blank lines are skipped.
 
-    Raises TasksError: a missing or empty file, or `FILE:LINE: …` for the first line that is no task.
+    `check` raises TasksError where an environment could not do with a task's metadata. Raises TasksError: a missing
+    or empty file, or `FILE:LINE: …` for the first line that is no task.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -36,7 +42,7 @@ def load_tasks(path: Path | str) -> list[Task]:
         if not line.strip():
             continue
         try:
-            tasks.append(parse_task(line))
+            tasks.append(parse_task(line, check))
         except TasksError as error:
             raise TasksError(f"{path}:{number}: {error}") from error
     if not tasks:
@@ -44,7 +50,7 @@ def load_tasks(path: Path | str) -> list[Task]:
     return tasks
 
 
-def parse_task(line: str | bytes) -> Task:
+def parse_task(line: str | bytes, check: Check | None = None) -> Task:
     """The task that one line of JSON holds. Raises TasksError, without a place, where it holds none."""
     try:
         value = json.loads(line)
@@ -67,14 +73,17 @@ def parse_task(line: str | bytes) -> Task:
         ) from error
     label = _member(value, "label", str, type(None), default=None)
     metadata = _member(value, "metadata", dict)
-    check_metadata(metadata)
+    if RESERVED in metadata:
+        raise TasksError(f"metadata.{RESERVED} is where rollouts keep their record; use another key")
+    if check is not None:
+        check(metadata)
     return Task(prompt, label, metadata)
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Raises TasksError where a workspace could not be set up or scored from this."""
-    if "midstream" in metadata:
-        raise TasksError("metadata.midstream is where rollouts keep their record; use another key")
+    if RESERVED in metadata:
+        raise TasksError(f"metadata.{RESERVED} is where rollouts keep their record; use another key")
     files = _member(metadata, "metadata.files", dict, default={})
     for name, text in files.items():
         if not isinstance(text, str):

@@ -169,6 +169,8 @@ class WorkspaceFactory:
     """
 
     environment_class = WorkspaceEnvironment
+    # Raises TasksError for the metadata of a task that no workspace can be made of.
+    check_task = staticmethod(check_metadata)
 
     def __init__(self, config: LayerConfig) -> None:
         """Checks that the isolation and the backend work.

@@ -14,6 +14,7 @@ from midstream.conf.compose import write_resolved
 from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import JobConfig
 from midstream.envs.ownership.claims import temp_prefix
+from midstream.envs.protocol import find_factory
 from midstream.envs.tasks import load_tasks
 from midstream.hooks.slime.host import load_function
 from midstream.local.args import slime_args
@@ -139,7 +140,7 @@ def _tasks(config: JobConfig, run_dir: Path) -> Path:
     if path is None:
         path = run_dir / "tasks.jsonl"
         write_tasks(path, config.tasks.count, seed=config.tasks.seed, difficulty=config.tasks.difficulty)
-    load_tasks(path)
+    load_tasks(path, getattr(find_factory(config.midstream), "check_task", None))
     return path
 
 

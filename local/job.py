@@ -222,14 +222,14 @@ class Run:
 
     def _totals(self) -> _Totals:
         waiting = self._data_source.waiting() if hasattr(self._data_source, "waiting") else []
-        environments = self._environments.counters
+        metrics: dict[str, float] = getattr(self._environments, "metrics", dict)()
         return _Totals(
             generated_tokens=self._engine.counters.generated_tokens,
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
             buffered_resumes=_resumes(waiting),
-            restores_checked=environments.restores_checked,
-            restores_bad=environments.restores_bad,
+            restores_checked=int(metrics.get("env/restores_checked", 0)),
+            restores_bad=int(metrics.get("env/restores_bad", 0)),
         )
 
     @property

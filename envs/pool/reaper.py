@@ -163,12 +163,12 @@ def _reap_layers(root: Path, reaped: Reaped, dry_run: bool) -> None:
     own = [instance for instance in instances if instance.uid == os.geteuid()]
     left = [instance.directory for instance in own if instance.state == "gone"]
     if left and not dry_run:
-        # Needs the modules in C, which were there where layers are.
-        from midstream.envs.sandboxes.overlay.places import remove_abandoned
-
         try:
+            # Needs the module in C, which was there where layers are, if not in this installation.
+            from midstream.envs.sandboxes.overlay.places import remove_abandoned
+
             remove_abandoned(root / LAYERS)
-        except (OSError, subprocess.CalledProcessError) as error:
+        except (ImportError, OSError, subprocess.CalledProcessError) as error:
             reaped.failed.append(f"layers in {root}: {error}")
             left = [directory for directory in left if not directory.exists()]
     reaped.layers += len(left)

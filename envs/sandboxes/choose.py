@@ -8,9 +8,6 @@ from typing import Literal
 from midstream.envs.errors import SandboxFailure
 from midstream.envs.sandboxes.backend import LocalBackend
 from midstream.envs.sandboxes.isolation import Isolation
-from midstream.envs.sandboxes.overlay.files import OverlayFiles
-from midstream.envs.sandboxes.overlay.layers import Layers
-from midstream.envs.sandboxes.overlay.probe import overlay_fault
 from midstream.envs.sandboxes.plain import PlainFiles
 from midstream.envs.store.store import SnapshotStore
 
@@ -26,7 +23,7 @@ def choose_backend(
 
     Raises SandboxFailure where overlay was asked for by name and does not work here.
     """
-    fault = None if name == "store" else overlay_fault(root, isolation)
+    fault = None if name == "store" else _overlay_fault(root, isolation)
     if name == "overlay" and fault is not None:
         raise SandboxFailure(
             f"environment.backend='overlay' does not work here: {fault}. Set environment.backend=store, which "
@@ -44,6 +41,9 @@ def choose_backend(
             partial(PlainFiles, store=store, owner=isolation.owner),
             setup_timeout_s=setup_timeout_s,
         )
+    from midstream.envs.sandboxes.overlay.files import OverlayFiles
+    from midstream.envs.sandboxes.overlay.layers import Layers
+
     layers = Layers(root / "layers", store, isolation.owner)
     return LocalBackend(
         "overlay",
@@ -56,3 +56,13 @@ def choose_backend(
         forget=layers.forget,
         closed=layers.close,
     )
+
+
+def _overlay_fault(root: Path, isolation: Isolation) -> str | None:
+    """Why overlay does not work here; None where it does."""
+    try:
+        # Not at the top: its module in C is missing where midstream was installed without a compiler.
+        from midstream.envs.sandboxes.overlay.probe import overlay_fault
+    except ImportError as error:
+        return f"{error}; install a C compiler and midstream again"
+    return overlay_fault(root, isolation)

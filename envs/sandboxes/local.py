@@ -24,7 +24,8 @@ class LocalSandbox:
     """One live sandbox, made by a local backend. A single coroutine at a time may use it.
 
     A call that fails or is cancelled leaves it unusable, since nobody knows how far it got: destroy it and go
-    on from its last snapshot in another one. Only a snapshot that could not be taken may be tried again.
+    on from its last snapshot in another one. But a snapshot that could not be taken may be tried again, and a file
+    that is not there, or cannot be written, spoils nothing.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class LocalSandbox:
 
     async def read_file(self, path: str, max_bytes: int) -> bytes:
         """The content of a regular file. Raises FileNotFoundError, or ValueError where it is none or too long."""
-        with self._used():
+        with self._used(may_fail=(OSError, ValueError)):
             await self._session.start()
             return await self._blocking(self._within, read_beneath, path, max_bytes)
 
     async def write_file(self, path: str, content: bytes) -> None:
         """Writes a file, with the folders above it. Raises OSError where something else is in the way."""
-        with self._used():
+        with self._used(may_fail=(OSError, ValueError)):
             await self._session.start()
             await self._blocking(self._within, write_beneath, path, content, self._owner)
 
@@ -160,7 +161,7 @@ class LocalSandbox:
         return await asyncio.shield(future)
 
     @contextmanager
-    def _used(self, may_fail: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    def _used(self, may_fail: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Holds the sandbox for one call; whatever ends that early leaves it unusable."""
         if not self._usable:
             raise EnvironmentFailure(

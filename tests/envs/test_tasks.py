@@ -5,7 +5,7 @@ import json
 import pytest
 
 from midstream.envs.protocol import Task
-from midstream.envs.tasks import TasksError, load_tasks
+from midstream.envs.tasks import TasksError, check_metadata, load_tasks
 
 GOOD = {"prompt": "start f1", "label": None, "metadata": {"files": {"a/b": "x"}, "eval_cmd": "true"}}
 
@@ -61,9 +61,20 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     )
     path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + content + b"\n")
     with pytest.raises(TasksError) as raised:
-        load_tasks(path)
+        load_tasks(path, check_metadata)
     assert str(raised.value).startswith(f"{path}:3: ")
     assert message in str(raised.value)
+
+
+def test_what_no_workspace_is_made_of_is_its_environments_to_check(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"prompt": "count down", "metadata": {"from": 4}}) + "\n")
+    assert load_tasks(path) == [Task("count down", None, {"from": 4})]
+    with pytest.raises(TasksError, match=r"tasks.jsonl:1: the key 'metadata.eval_cmd' is missing"):
+        load_tasks(path, check_metadata)
+    path.write_text(json.dumps({"prompt": "count down", "metadata": {"midstream": {}}}) + "\n")
+    with pytest.raises(TasksError, match="use another key"):
+        load_tasks(path)
 
 
 def test_a_missing_and_an_empty_file_are_errors(tmp_path):
