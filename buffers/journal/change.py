@@ -13,11 +13,17 @@ from midstream.buffers.journal.schema import (
     MEMBERS,
     GroupRow,
     MemberRow,
-    Row,
     Table,
+    Versioned,
     checksum_of,
     sealed,
 )
+
+_TALLY = """
+INSERT INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET groups = groups + excluded.groups, rollouts = rollouts + excluded.rollouts,
+    tokens = tokens + excluded.tokens, turns = turns + excluded.turns, bytes = bytes + excluded.bytes
+"""
 
 
 class Change:
@@ -51,7 +57,7 @@ class Change:
         for position, member in members.items():
             row = _member_row(key, position, self.number, member)
             if position in present:
-                if present[position][1]._replace(since=row.since) == row:
+                if self._has(*present[position], row, member.payload):
                     continue
                 self._end(MEMBERS, *present[position])
             cursor = self.connection.execute(MEMBERS.insert, sealed(row))
@@ -64,40 +70,38 @@ class Change:
         self._end(GROUPS, number, row)
         for replaced in rows:
             self._end(MEMBERS, *replaced)
-        added = [1, len(rows), *(sum(row[i] for _, row in rows) for i in _SUMMED)]
-        self.connection.execute(
-            "INSERT INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET groups = groups + excluded.groups,"
-            " rollouts = rollouts + excluded.rollouts, tokens = tokens + excluded.tokens,"
-            " turns = turns + excluded.turns, bytes = bytes + excluded.bytes",
-            (state.value, reason, *added),
-        )
+        members = [member for _, member in rows]
+        sums = sum(m.tokens for m in members), sum(m.turns for m in members), sum(m.bytes for m in members)
+        self.connection.execute(_TALLY, (state.value, reason, 1, len(members), *sums))
 
-    def delete(self, table: Table[Row], condition: str, parameters: tuple[Any, ...] = ()) -> None:
+    def delete(self, table: str, condition: str, parameters: tuple[Any, ...] = ()) -> None:
         """Deletes rows for good, with what hangs on them."""
-        if table.name == MEMBERS.name:
+        if table == MEMBERS.name:
             query = f"SELECT snapshots FROM members WHERE {condition}"
             for (snapshots,) in self.connection.execute(query, parameters):
                 self.references.subtract(json.loads(snapshots))
             members = f"(SELECT id FROM members WHERE {condition})"
             self.connection.execute(f"DELETE FROM payloads WHERE member IN {members}", parameters)
-        self.connection.execute(f"DELETE FROM {table.name} WHERE {condition}", parameters)
+        self.connection.execute(f"DELETE FROM {table} WHERE {condition}", parameters)
 
-    def set_until(
-        self, table: Table[Row], number: int, row: GroupRow | MemberRow, until: int | None
-    ) -> None:
+    def set_until(self, table: Table[Versioned], number: int, row: Versioned, until: int | None) -> None:
         """Takes a row out of force without deleting it, or brings it back."""
         *_, seal = sealed(row._replace(until=until))
         statement = f"UPDATE {table.name} SET until = ?, seal = ? WHERE id = ?"
         self.connection.execute(statement, (until, seal, number))
 
-    def _end(self, table: Table[Row], number: int, row: GroupRow | MemberRow) -> None:
+    def _has(self, number: int, present: MemberRow, row: MemberRow, payload: bytes) -> bool:
+        """Whether the present row and its payload are what is to come."""
+        if present._replace(since=row.since) != row:
+            return False
+        query = "SELECT bytes FROM payloads WHERE member = ?"
+        return bool(self.connection.execute(query, (number,)).fetchone() == (payload,))
+
+    def _end(self, table: Table[Versioned], number: int, row: Versioned) -> None:
         if row.since > self.mark:
-            self.delete(table, "id = ?", (number,))
+            self.delete(table.name, "id = ?", (number,))
         else:
             self.set_until(table, number, row, self.number)
-
-
-_SUMMED = tuple(MemberRow._fields.index(name) for name in ("tokens", "turns", "bytes"))
 
 
 def _member_row(key: str, position: int, since: int, member: Member) -> MemberRow:

@@ -1,5 +1,6 @@
 """What the rows of a journal say. Raises JournalDamaged for a row that is not what was stored."""
 
+import itertools
 import json
 import sqlite3
 from collections import Counter
@@ -26,6 +27,12 @@ def all_rows(connection: sqlite3.Connection, table: Table[Row]) -> Iterator[tupl
         yield table.parse(values)
 
 
+def check_rows(connection: sqlite3.Connection) -> None:
+    """Raises JournalDamaged unless all rows are what was stored. Payloads are not read."""
+    for _ in itertools.chain(all_rows(connection, GROUPS), all_rows(connection, MEMBERS)):
+        pass  # to read a row is to check it
+
+
 def group_of(connection: sqlite3.Connection, key: str) -> tuple[int, GroupRow] | None:
     """The row in force of a group, and its number."""
     values = connection.execute(f"{GROUPS.select} WHERE key = ? AND until IS NULL", (key,)).fetchone()
@@ -48,7 +55,9 @@ def members_of(connection: sqlite3.Connection, key: str) -> list[tuple[int, Memb
 def waiting_groups(connection: sqlite3.Connection) -> list[Waiting]:
     """The groups that wait, in order."""
     return [
-        Waiting(row.key, tuple(_summary(member) for _, member in _whole(connection, row)), row.begun_s, row.at_s)
+        Waiting(
+            row.key, tuple(_summary(member) for _, member in _whole(connection, row)), row.begun_s, row.at_s
+        )
         for _, row in groups_in(connection, (State.BUFFERED,))
     ]
 

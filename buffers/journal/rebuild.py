@@ -44,7 +44,7 @@ def rebuild(path: Path) -> None:
     if log.exists() and log.stat().st_size:
         # It would be taken for the new file's.
         raise JournalError(f"{log} cannot be read: set another run_dir to begin with an empty buffer")
-    os.replace(fresh, path)
+    fresh.replace(path)
     sync_directory(path.parent)
 
 

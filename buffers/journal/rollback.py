@@ -5,7 +5,7 @@ from typing import Any
 
 from midstream.buffers.journal.change import Change
 from midstream.buffers.journal.errors import JournalError
-from midstream.buffers.journal.reading import all_rows, checkpoints, groups_in, is_whole
+from midstream.buffers.journal.reading import check_rows, checkpoints, groups_in, is_whole
 from midstream.buffers.journal.records import State
 from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, CheckpointRow, sealed
 
@@ -36,9 +36,7 @@ def roll_back(change: Change, rollout_id: int | None) -> list[str]:
         JournalDamaged: rows have to be left out first, see `rebuild`.
     """
     chosen = _chosen(change, rollout_id)
-    for table in (GROUPS, MEMBERS):
-        for _ in all_rows(change.connection, table):
-            pass  # it compares each row with its seal
+    check_rows(change.connection)
     change.connection.execute("REINDEX")
     _undo(change, chosen)
     damaged = _drop_damaged(change)
@@ -68,7 +66,7 @@ def _chosen(change: Change, rollout_id: int | None) -> CheckpointRow | None:
 def _undo(change: Change, chosen: CheckpointRow | None) -> None:
     """Deletes what came into force after the checkpoint, and revives what went out of force after it."""
     change.mark = 0 if chosen is None else chosen.mark
-    for table in (*CHECKPOINTS,):
+    for table in CHECKPOINTS:
         change.connection.execute(f"DELETE FROM {table.name} WHERE mark > ?", (change.mark,))
     for name in (GROUPS.name, MEMBERS.name):
         change.delete(name, "since > ?", (change.mark,))
