@@ -24,6 +24,9 @@ BUSY_TIMEOUT_S = 60.0
 # Free pages are given back where they are more than this share of the file, so much at a time.
 _FREE_SHARE = 0.5
 _GIVEN_BACK_BYTES = 64 << 20
+# UnicodeDecodeError: the module cannot decode what SQLite says of a damaged schema.
+FAULTS = (sqlite3.Error, UnicodeDecodeError)
+_NOT_WRITTEN = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
 class Database:
@@ -49,7 +52,7 @@ class Database:
             yield self._connection
         except sqlite3.ProgrammingError:
             raise  # ours
-        except sqlite3.Error as error:
+        except FAULTS as error:
             raise told(self.path, error) from error
 
     @contextmanager
@@ -86,11 +89,9 @@ class Database:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    made = found == 0 and tables == 0
+    made = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not made:
-        check_format(path, found)
+        check_format(connection, path)
     else:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -105,20 +106,26 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     if made:
         connection.execute("BEGIN IMMEDIATE")
-        for statement in SCHEMA.split(";\n"):
+        for statement in SCHEMA:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute(f"PRAGMA application_id = {FORMAT}")
         connection.execute("COMMIT")
         sync_directory(path.parent)
 
 
-def check_format(path: Path, found: int) -> None:
-    """Raises JournalError unless this version of midstream reads the format."""
-    if found != FORMAT:
+def check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises JournalError unless this version of midstream reads the format; JournalDamaged where it is unclear."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    (again,) = connection.execute("PRAGMA application_id").fetchone()
+    if found == again != FORMAT:
         raise JournalError(
             f"{path} has format {found}, this version of midstream reads {FORMAT}: go on with the version that wrote"
             " it, or set another run_dir to begin with an empty buffer"
         )
+    made = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    if found != again or sorted(made) != sorted((statement,) for statement in SCHEMA):
+        raise _damaged(path, "its first page is not as midstream writes it")
 
 
 @contextmanager
@@ -129,13 +136,12 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         connection = _opened_to_read(path)
         try:
-            (found,) = connection.execute("PRAGMA user_version").fetchone()
-            check_format(path, found)
             connection.execute("BEGIN")
+            check_format(connection, path)
             yield connection
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except FAULTS as error:
         raise told(path, error) from error
 
 
@@ -154,10 +160,12 @@ def _opened_to_read(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)
 
 
-def told(path: Path, error: sqlite3.Error) -> JournalError:
-    """What a fault of SQLite means here."""
+def told(path: Path, error: Exception) -> JournalError:
+    """What one of FAULTS means here."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+    # A damaged file may say of itself that it is not to be written.
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    if code in _NOT_WRITTEN or (code == sqlite3.SQLITE_READONLY and not writable):
         reason = "No space left on device" if code == sqlite3.SQLITE_FULL else str(error)
         return JournalError(
             f"cannot use {path}: {reason}; nothing of this change was written: free space or mend access, or set"
@@ -167,7 +175,11 @@ def told(path: Path, error: sqlite3.Error) -> JournalError:
         return JournalError(
             f"{path} is locked by another program for more than {BUSY_TIMEOUT_S:g} s: stop it"
         )
+    return _damaged(path, str(error))
+
+
+def _damaged(path: Path, reason: str) -> JournalDamaged:
     return JournalDamaged(
-        f"{path} is damaged ({error}): stop the job and start it again from its last checkpoint, which costs the"
+        f"{path} is damaged ({reason}): stop the job and start it again from its last checkpoint, which costs the"
         " damaged entries only"
     )

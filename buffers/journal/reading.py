@@ -27,8 +27,14 @@ def all_rows(connection: sqlite3.Connection, table: Table[Row]) -> Iterator[tupl
         yield table.parse(values)
 
 
-def check_rows(connection: sqlite3.Connection) -> None:
-    """Raises JournalDamaged unless all rows are what was stored. Payloads are not read."""
+def check_file(connection: sqlite3.Connection) -> None:
+    """Raises JournalDamaged unless all pages hang together and all rows are what was stored.
+
+    What payloads hold is not compared with their checksums.
+    """
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != ("ok",):
+        raise JournalDamaged(f"the pages of the journal do not hang together ({found[0]})")
     for _ in itertools.chain(all_rows(connection, GROUPS), all_rows(connection, MEMBERS)):
         pass  # to read a row is to check it
 

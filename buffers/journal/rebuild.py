@@ -1,7 +1,7 @@
 """Saves what is sound in a damaged journal: copies it into a new file, which takes the place of the old one.
 
 A damaged page costs the rows on it. Indexes are made anew. The first page, which says how to read all others, is the
-same in every journal but for counters, so it is replaced where it cannot be read.
+same in every journal but for what counts pages, so it is taken from the new one.
 """
 
 import os
@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from midstream.buffers.journal.database import PAGE_BYTES, Database, told
+from midstream.buffers.journal.database import FAULTS, PAGE_BYTES, Database, told
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.reading import payload_of
 from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, MemberRow, Row, Table, sealed
@@ -22,7 +21,7 @@ _SUFFIX = ".rebuilt"
 _LAST = 1 << 40
 # After so many rows that cannot be read, one by one, the whole table is lost.
 _MOST_LOOKS = 20_000
-_COUNTER_AT, _COUNTER_END = 24, 28
+_COUNTER_AT = 24
 
 
 def rebuild(path: Path) -> None:
@@ -31,46 +30,28 @@ def rebuild(path: Path) -> None:
     _remove(fresh)
     Database(fresh).close()
     try:
-        with closing(_opened(path, fresh)) as old:
+        _replace_first_page(path, fresh)
+        with closing(_opened(path)) as old:
             new = Database(fresh)
             try:
                 with new.writing(durable=True) as connection:
                     _copy(old, connection)
             finally:
                 new.close()
-    except sqlite3.Error as error:
+    except FAULTS as error:
         raise told(path, error) from error
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
-        # It would be taken for the new file's.
         raise JournalError(f"{log} cannot be read: set another run_dir to begin with an empty buffer")
     fresh.replace(path)
     sync_directory(path.parent)
 
 
-def _opened(path: Path, fresh: Path) -> sqlite3.Connection:
-    """The damaged file, its log copied into it, with a first page that can be read."""
+def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        if _tables(connection) == _tables_of(fresh):
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            return connection
-    except sqlite3.DatabaseError:
-        pass
-    connection.close()
-    _replace_first_page(path, fresh)
-    connection = sqlite3.connect(path, isolation_level=None)
+    # It is copied into the file, so that none is left that would be taken for the new file's.
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return connection
-
-
-def _tables(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-    return connection.execute("SELECT * FROM sqlite_master ORDER BY name").fetchall()
-
-
-def _tables_of(path: Path) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        return _tables(connection)
 
 
 def _replace_first_page(path: Path, fresh: Path) -> None:
@@ -98,7 +79,7 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
                 new.execute(_or_ignore(copy), sealed(checkpoint))
     try:
         tallies = old.execute("SELECT * FROM tallies").fetchall()
-    except sqlite3.DatabaseError:
+    except FAULTS:
         tallies = []  # these counts are restored by the next roll-back
     new.executemany("INSERT OR IGNORE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?)", tallies)
 
@@ -111,7 +92,7 @@ def _sound(connection: sqlite3.Connection, table: Table[Row]) -> Iterator[tuple[
         low, high = ranges.pop()
         try:
             found = connection.execute(query, (low, high)).fetchall()
-        except sqlite3.DatabaseError:
+        except FAULTS:
             failed += 1
             if low < high:
                 middle = (low + high) // 2
@@ -127,7 +108,7 @@ def _sound(connection: sqlite3.Connection, table: Table[Row]) -> Iterator[tuple[
 def _payload(connection: sqlite3.Connection, number: int, row: MemberRow) -> bytes | None:
     try:
         return payload_of(connection, number, row)
-    except (sqlite3.DatabaseError, JournalDamaged):
+    except (*FAULTS, JournalDamaged):
         return None
 
 

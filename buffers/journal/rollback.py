@@ -5,7 +5,7 @@ from typing import Any
 
 from midstream.buffers.journal.change import Change
 from midstream.buffers.journal.errors import JournalError
-from midstream.buffers.journal.reading import check_rows, checkpoints, groups_in, is_whole
+from midstream.buffers.journal.reading import check_file, checkpoints, groups_in, is_whole
 from midstream.buffers.journal.records import State
 from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, CheckpointRow, sealed
 
@@ -36,7 +36,7 @@ def roll_back(change: Change, rollout_id: int | None) -> list[str]:
         JournalDamaged: rows have to be left out first, see `rebuild`.
     """
     chosen = _chosen(change, rollout_id)
-    check_rows(change.connection)
+    check_file(change.connection)
     change.connection.execute("REINDEX")
     _undo(change, chosen)
     damaged = _drop_damaged(change)

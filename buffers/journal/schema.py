@@ -15,8 +15,7 @@ from midstream.buffers.journal.errors import JournalDamaged
 FORMAT = 1
 _SEAL_BYTES = 8
 
-SCHEMA = """
-CREATE TABLE groups (
+_SCHEMA = """CREATE TABLE groups (
     id INTEGER PRIMARY KEY, key TEXT, since INTEGER, until INTEGER, state TEXT, step INTEGER, place INTEGER,
     size INTEGER, begun_s REAL, at_s REAL, seal BLOB
 );
@@ -35,8 +34,8 @@ CREATE TABLE tallies (
     PRIMARY KEY (state, reason)
 ) WITHOUT ROWID;
 CREATE TABLE checkpoints (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, seal BLOB);
-CREATE TABLE checkpoints_again (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, seal BLOB)
-"""
+CREATE TABLE checkpoints_again (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, seal BLOB)"""
+SCHEMA = _SCHEMA.split(";\n")
 
 
 class GroupRow(NamedTuple):
