@@ -16,7 +16,7 @@ from midstream.envs.store.packs import sync_directory
 
 NAME = "journal.sqlite"
 # Between what suits payloads of some hundred kilobytes and what suits a change of state, which writes some pages whole.
-PAGE_BYTES = 8 * 1024
+PAGE_BYTES = 16 * 1024
 # The log is copied into the file when it has grown to this.
 _LOG_BYTES = 64 << 20
 _CACHE_BYTES = 8 << 20

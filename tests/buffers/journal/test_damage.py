@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.buffers.journal.database import PAGE_BYTES
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member, Summary
@@ -64,9 +65,14 @@ def test_a_damaged_record_costs_its_group(journal_file: Path, caplog: pytest.Log
 def test_wherever_bytes_flip_no_group_is_lost_silently(journal_file: Path, seed: int) -> None:
     draws = random.Random(seed)
     size = journal_file.stat().st_size
-    # The first seeds hit the first page, without which SQLite reads nothing; format and magic are not damaged.
-    places = [draws.randrange(108, 4096)] if seed < 8 else [draws.randrange(8192, size) for _ in range(3)]
-    flip(journal_file, *places)
+    # The first page, without which SQLite reads nothing, has its head at the beginning and the tables at the end.
+    places = {
+        0: [draws.randrange(100)],
+        1: [draws.randrange(PAGE_BYTES - 2500, PAGE_BYTES)],
+        2: [draws.randrange(PAGE_BYTES, 30 * PAGE_BYTES)],
+        3: [draws.randrange(PAGE_BYTES, size) for _ in range(3)],
+    }
+    flip(journal_file, *places[seed % 4])
     with Journal(journal_file.parent) as journal:
         restored = journal.roll_back(1)
         found = {waiting.key for waiting in restored.waiting}
