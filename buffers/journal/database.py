@@ -73,8 +73,11 @@ class Database:
                 if durable:
                     connection.execute("PRAGMA synchronous = NORMAL")
 
-    def give_back(self) -> None:
-        """Makes the file smaller where much of it is free."""
+    def settle(self) -> None:
+        """Makes the file smaller where much of it is free, and copies the log into it, which is empty then.
+
+        Damage to a log costs all that comes after it; damage to the file costs what is on the page.
+        """
         with self.reading() as connection:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (free,) = connection.execute("PRAGMA freelist_count").fetchone()
@@ -82,6 +85,10 @@ class Database:
                 count = min(free - int(pages * _FREE_SHARE), _GIVEN_BACK_BYTES // PAGE_BYTES)
                 # A page for each step of the statement; `execute` takes but one.
                 connection.executescript(f"PRAGMA incremental_vacuum({count})")
+            # Whoever reads at this moment keeps the log from being emptied: the next one to settle will do it.
+            connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
     def close(self) -> None:
         """Copies the log into the file and closes it; fine where that is done already."""

@@ -112,10 +112,10 @@ class JournalFile:
             with self._database.reading() as connection:
                 yield connection
 
-    def give_back(self) -> None:
-        """Makes the file smaller where much of it is free."""
+    def settle(self) -> None:
+        """Puts all that was written in its final place, and makes the file smaller where much of it is free."""
         with self._thread:
-            self._database.give_back()
+            self._database.settle()
 
     def close(self) -> None:
         """Lets go of the directory; fine where that is done already."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from midstream.buffers.journal import rollback
 from midstream.buffers.journal.change import Change
-from midstream.buffers.journal.errors import JournalDamaged, OwnershipError
+from midstream.buffers.journal.errors import JournalDamaged, JournalError, OwnershipError
 from midstream.buffers.journal.file import JournalFile
 from midstream.buffers.journal.ownership import CHANGEABLE, coming_to, present_in
 from midstream.buffers.journal.reading import groups_in, journaled_members, waiting_groups
@@ -125,7 +125,12 @@ class Journal:
         """
         with self._file.changing(durable=True) as change:
             rollback.mark(change, rollout_id, self._keep)
-        self._file.give_back()
+        try:
+            self._file.settle()
+        except JournalDamaged:
+            raise
+        except JournalError as error:
+            _logger.warning("checkpoint %d is written, but %s", rollout_id, error)
         return change.released
 
     def roll_back(self, rollout_id: int | None) -> Restored:

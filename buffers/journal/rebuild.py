@@ -39,12 +39,19 @@ def rebuild(path: Path) -> None:
             finally:
                 new.close()
     except FAULTS as error:
-        raise told(path, error) from error
+        fault = told(path, error)
+        raise (_hopeless(path, error) if isinstance(fault, JournalDamaged) else fault) from error
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
-        raise JournalError(f"{log} cannot be read: set another run_dir to begin with an empty buffer")
+        raise _hopeless(log, "it cannot be copied into the file")
     fresh.replace(path)
     sync_directory(path.parent)
+
+
+def _hopeless(path: Path, reason: object) -> JournalError:
+    return JournalError(
+        f"nothing in {path} can be saved ({reason}): move it away or set another run_dir to begin with an empty buffer"
+    )
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -61,6 +68,8 @@ def _replace_first_page(path: Path, fresh: Path) -> None:
     page[_COUNTER_AT] ^= 0xFF
     with path.open("r+b") as file:
         file.write(page)
+        # A file that was cut off has at least the pages at which tables begin.
+        file.truncate(max(path.stat().st_size, fresh.stat().st_size))
         file.flush()
         os.fsync(file.fileno())
 
