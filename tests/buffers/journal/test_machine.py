@@ -1,6 +1,10 @@
-"""Whatever happens to groups, in any order and with kills between: the journal and a simple model of it agree."""
+"""Whatever happens to groups, in any order and with kills between: the journal and a simple model of it agree.
+
+`MIDSTREAM_SOAK=20 python -m pytest tests/buffers` plays so many times 60 runs.
+"""
 
 import copy
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -18,6 +22,7 @@ from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member, Summary
 
 KEEP = 2
+EXAMPLES = 60 * int(os.environ.get("MIDSTREAM_SOAK", "1"))
 Members = list[Member]
 
 
@@ -152,7 +157,9 @@ class AnyJournal(RuleBasedStateMachine):
             self.model.dropped += 1
 
     @rule(draw=draws)
-    def take_what_is_owned(self, draw: int) -> None:
+    def ask_for_what_cannot_be(self, draw: int) -> None:
+        with pytest.raises(JournalError, match="has no checkpoint 999"):
+            self.journal.roll_back(999)
         if key := self.among(draw, "taken", "handed"):
             with pytest.raises(OwnershipError, match=key):
                 # What came before it in the same call does not happen either.
@@ -181,29 +188,19 @@ class AnyJournal(RuleBasedStateMachine):
         self.step = step + 1
         assert [waiting.key for waiting in restored.waiting] == self.in_order()
 
-    @rule()
-    def roll_back_to_the_beginning(self) -> None:
-        assert self.journal.roll_back(-1).waiting == ()
-        self.model, self.checkpoints = Model(), {}
-
-    @rule()
-    def roll_back_to_where_nothing_is(self) -> None:
-        with pytest.raises(JournalError, match="has no checkpoint 999"):
-            self.journal.roll_back(999)
-
-    @rule()
-    def close(self) -> None:
-        self.journal.close()
-        self.journal = Journal(self.directory, keep_checkpoints=KEEP)
-
-    @rule()
-    def kill(self) -> None:
-        # The files are those that a killed process would leave.
+    @rule(killed=st.booleans(), afresh=st.integers(0, 5).map(lambda n: n == 0))
+    def open_again(self, killed: bool, afresh: bool) -> None:
         self.opened += 1
         after = self.root / str(self.opened)
-        shutil.copytree(self.directory, after)
+        if killed:
+            # The files are those that a killed process would leave.
+            shutil.copytree(self.directory, after)
         self.journal.close()
-        self.directory, self.journal = after, Journal(after, keep_checkpoints=KEEP)
+        self.directory = after if killed else self.directory
+        self.journal = Journal(self.directory, keep_checkpoints=KEEP)
+        if afresh:
+            assert self.journal.roll_back(-1).waiting == ()
+            self.model, self.checkpoints = Model(), {}
 
     def in_order(self) -> list[str]:
         waiting = [(held.place, key) for key, held in self.model.held.items() if held.state == "buffered"]
@@ -242,4 +239,4 @@ class AnyJournal(RuleBasedStateMachine):
 
 
 TestAnyJournal = AnyJournal.TestCase
-TestAnyJournal.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyJournal.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
