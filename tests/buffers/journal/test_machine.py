@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from midstream.buffers.journal.errors import JournalError, OwnershipError
 from midstream.buffers.journal.journal import Journal
@@ -165,7 +165,13 @@ class AnyJournal(RuleBasedStateMachine):
                 # What came before it in the same call does not happen either.
                 self.journal.taken([Group("new", (Member(b""),)), Group(key)])
 
-    @rule()
+    @rule(draw=draws, load=st.booleans())
+    def save_or_load(self, draw: int, load: bool) -> None:
+        if load and self.checkpoints:
+            self.roll_back(list(self.checkpoints)[-1 - draw % len(self.checkpoints)])
+        else:
+            self.checkpoint()
+
     def checkpoint(self) -> None:
         self.released = self.journal.checkpoint(self.step)
         self.checkpoints.pop(self.step, None)
@@ -173,10 +179,7 @@ class AnyJournal(RuleBasedStateMachine):
         while len(self.checkpoints) > KEEP:
             del self.checkpoints[next(iter(self.checkpoints))]
 
-    @rule(draw=draws)
-    @precondition(lambda self: self.checkpoints)
-    def roll_back(self, draw: int) -> None:
-        step = list(self.checkpoints)[draw % len(self.checkpoints)]
+    def roll_back(self, step: int) -> None:
         restored = self.journal.roll_back(step)
         assert restored.damaged == ()
         self.model = copy.deepcopy(self.checkpoints[step])
