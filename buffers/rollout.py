@@ -291,7 +291,7 @@ class PartialRollout:
             value[name] = list(value[name])
         value["status"] = self.status.value
         value["spans"] = [[span.version, span.start, span.end] for span in self.spans]
-        value["turns"] = [dataclasses.asdict(turn) | {"phase": turn.phase.value} for turn in self.turns]
+        value["turns"] = [vars(turn) | {"phase": turn.phase.value} for turn in self.turns]
         value["snapshots"] = {key: snapshot.to_json() for key, snapshot in self.snapshots.items()}
         return value
 
