@@ -139,6 +139,8 @@ class OverlayFiles:
             self._mount = self._layers.mounts.new_mount(stack, self._live)
         except OSError as error:
             raise EnvironmentFailure(f"cannot mount the workspace {self.directory.name}: {error}") from error
+        # Another place for the next one that begins.
+        self._layers.in_background(self._layers.places.prepare)
 
     def _leave(self) -> None:
         self._close_mount()
