@@ -10,7 +10,7 @@ from midstream.conf.compose import compose, compose_runs, write_resolved
 from midstream.conf.errors import ConfigError
 from midstream.conf.schema import JobConfig
 
-STRATEGIES = ["wait", "discard", "restart", "continue", "naive"]
+STRATEGIES = ["wait", "discard", "restart", "continue", "rewind", "naive"]
 
 
 def fault_of(*overrides: str) -> str:
@@ -73,7 +73,7 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ("lr=1", "lr: got 1; there is no such key, did you mean warm_start.lr or trainer.lr?"),
         ("+xyz=red", "xyz: got 'red'; there is no such key, remove it"),
         ("job=demoo", "job: got 'demoo'; use one of demo, quick, smoke (did you mean 'demo'?)"),
-        ("strategy=wiat", "strategy: got 'wiat'; use one of continue, discard, naive, restart, wait"),
+        ("strategy=wiat", "strategy: got 'wiat'; use one of continue, discard, naive, restart, rewind, wait"),
         ("strategies=[wait,contnue]", "strategies: got 'contnue'; use one of continue, discard, naive"),
         ("strategies=[wait,wait]", "strategies: got ['wait', 'wait']; name each strategy once"),
         ("strategies=[]", "strategies: got []; use at least 1 item(s)"),
