@@ -184,7 +184,7 @@ class PartialRollout:
         The lists are replaced, not changed: a shallow copy keeps its own. A rollout that had ended goes on.
 
         Returns:
-            The snapshots that leave the record: no remaining turn refers to them, nor does the lineage of one.
+            The snapshots that leave the record: no remaining turn refers to them.
 
         Raises:
             RecordError: there is no such turn.
@@ -203,7 +203,10 @@ class PartialRollout:
         if self.status.finished:
             self.status = Status.ABORTED
         self.snapshot, self.reward, self.fault, self.failure = snapshot, None, None, None
-        return self._leave_out_unneeded()
+        needed = {snapshot, *(turn.snapshot_before for turn in self.turns)}
+        left = [record for key, record in self.snapshots.items() if key not in needed]
+        self.snapshots = {key: record for key, record in self.snapshots.items() if key in needed}
+        return left
 
     def restart(self) -> list[Snapshot]:
         """Drop tokens, turns and environment: the rollout begins anew from its prompt.
@@ -216,18 +219,6 @@ class PartialRollout:
         self.spans, self.turns, self.snapshots = [], [], {}
         self.snapshot = self.dispatch_version = self.reward = self.fault = self.failure = None
         self.status = Status.PENDING
-        return left
-
-    def _leave_out_unneeded(self) -> list[Snapshot]:
-        needed: set[str] = set()
-        wanted = [self.snapshot, *(turn.snapshot_before for turn in self.turns)]
-        while wanted:
-            key = wanted.pop()
-            if key is not None and key in self.snapshots and key not in needed:
-                needed.add(key)
-                wanted.append(self.snapshots[key].parent)
-        left = [snapshot for key, snapshot in self.snapshots.items() if key not in needed]
-        self.snapshots = {key: snapshot for key, snapshot in self.snapshots.items() if key in needed}
         return left
 
     def check(self) -> None:
