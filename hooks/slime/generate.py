@@ -65,8 +65,10 @@ async def generate(
 
 
 async def _give_up_abandoned(args: Namespace) -> None:
-    abandoned = abandoned_of(args)
-    snapshots, abandoned[:] = list(abandoned), []
+    # One by one: a host may call its data source from another thread.
+    abandoned, snapshots = abandoned_of(args), []
+    while abandoned:
+        snapshots.append(abandoned.pop())
     await give_up(environments_of(args), snapshots)
 
 

@@ -1,6 +1,7 @@
 """A host's group, member by member, as the buffer sees it."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from midstream.buffers.rollout import PartialRollout, Status
@@ -17,8 +18,12 @@ class SampleMember:
         self._position = position
         self._decode = decode
         self._samples: list[Any] = list(samples_of([group[position]]))
+
+    @cached_property
+    def rollouts(self) -> Sequence[PartialRollout]:
+        """The records, read when they are asked for: that takes a while where rollouts are long."""
         found = [recorded_rollout(sample) for sample in self._samples]
-        self.rollouts: Sequence[PartialRollout] = [rollout for rollout in found if rollout is not None]
+        return [rollout for rollout in found if rollout is not None]
 
     def store(self, rollout: PartialRollout) -> None:
         """Write a rollout that has lost tokens into the first sample, which then is the member alone."""
