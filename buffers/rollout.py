@@ -1,69 +1,28 @@
-"""The records of a rollout that may be cut off and go on later.
+"""The record of a rollout that may be cut off and go on later.
 
-One module owns these types. They are plain data: JSON-able, picklable, and free of live handles, so
-that a rollout can rest in a host's sample, in a debug dump or across a restart.
-
-Positions are indices into the response (the prompt is apart), half-open like Python slices.
+It is plain data: JSON-able, picklable, and free of live handles, so that a rollout can rest in a host's
+sample, in a debug dump or across a restart. Its parts are in ``parts``, under whose names they are found
+here too.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Self
 
+from midstream.buffers.parts import (
+    Phase,
+    RecordError,
+    Span,
+    Status,
+    Turn,
+    check_tiling,
+    check_turns,
+    made_by_the_model,
+)
 from midstream.envs.protocol import Snapshot
 
-
-class RecordError(ValueError):
-    """A rollout's arrays, spans or turns contradict each other."""
-
-
-class Status(Enum):
-    """Where a rollout stands. The values are those of the slime family's ``Sample.Status``."""
-
-    PENDING = "pending"
-    ABORTED = "aborted"
-    COMPLETED = "completed"
-    TRUNCATED = "truncated"
-    FAILED = "failed"
-
-    @property
-    def finished(self) -> bool:
-        return self not in (Status.PENDING, Status.ABORTED)
-
-
-class Phase(Enum):
-    """How far a turn has come. Only a rollout's last turn may be unfinished."""
-
-    GENERATING = "generating"  # the action's tokens are being made, or were cut off
-    ACTING = "acting"  # the action is complete, the environment has not answered
-    OBSERVED = "observed"  # the environment has answered
-
-
-@dataclass(frozen=True)
-class Span:
-    """A run of response tokens ``[start, end)`` made by one policy version."""
-
-    version: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One model action ``[start, action_end)`` and the answer to it ``[action_end, end)``.
-
-    ``snapshot_before`` is the id of the environment's state in which the action is executed,
-    ``seconds`` the wall-clock of the environment's step (0 until it has answered).
-    """
-
-    start: int
-    action_end: int
-    end: int
-    phase: Phase = Phase.GENERATING
-    snapshot_before: str | None = None
-    seconds: float = 0.0
+__all__ = ["PartialRollout", "Phase", "RecordError", "Span", "Status", "Turn"]
 
 
 @dataclass
@@ -74,8 +33,9 @@ class PartialRollout:
     environment have log-prob 0.0, mask 0 and no span; tokens of the model are covered by exactly one
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
     is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
-    agent did where that ended the episode. ``snapshot_wait_s`` are the seconds of wall-clock in which it waited
-    for a snapshot, and for nothing else.
+    agent did where that ended the episode, ``failure`` what ended it that is nobody's doing: ``environment``
+    or ``deadline``. ``snapshot_wait_s`` are the seconds of wall-clock in which it waited for a snapshot, and
+    for nothing else.
     """
 
     prompt_key: str
@@ -92,6 +52,7 @@ class PartialRollout:
     status: Status = Status.PENDING
     reward: float | None = None
     fault: str | None = None
+    failure: str | None = None
     attempts: int = 0
     resumes: int = 0
     discarded_tokens: int = 0
@@ -131,7 +92,7 @@ class PartialRollout:
             raise RecordError("action tokens without a turn that is being generated: call begin_turn() first")
         if len(log_probs) != len(tokens):
             raise RecordError(f"{len(tokens)} tokens but {len(log_probs)} log-probs")
-        _check_tiling(spans, len(tokens))
+        check_tiling(spans, len(tokens))
         offset = len(self.tokens)
         for span in spans:
             self._append_span(Span(span.version, offset + span.start, offset + span.end))
@@ -199,38 +160,66 @@ class PartialRollout:
         if self.snapshot == snapshot_id:
             self.snapshot = None
 
-    def rewind_to_snapshot(self) -> None:
+    @property
+    def newest_snapshot(self) -> str | None:
+        """The newest known state of the environment, from which a resume goes on; None where there is none."""
+        if self.snapshot is not None:
+            return self.snapshot
+        return next((t.snapshot_before for t in reversed(self.turns) if t.snapshot_before is not None), None)
+
+    def rewind_to_snapshot(self) -> list[Snapshot]:
         """Drop what came after the newest known state of the environment; nothing if that is the end.
 
         Where a snapshot failed, the transcript is ahead of every state that can be restored. Without any
-        snapshot the rollout begins anew.
+        snapshot the rollout begins anew. Returns the snapshots that leave the record.
         """
         if self.snapshot is not None or not self.turns:
-            return
+            return []
         known = [index for index, turn in enumerate(self.turns) if turn.snapshot_before is not None]
-        if not known:
-            self.restart()
-            return
-        turn = self.turns[known[-1]]
-        kept = [span for span in self.spans if span.start < turn.start]
-        self.discarded_tokens += self.generated_tokens - sum(span.end - span.start for span in kept)
-        self.spans = kept
-        del (
-            self.turns[known[-1] :],
-            self.tokens[turn.start :],
-            self.log_probs[turn.start :],
-            self.loss_mask[turn.start :],
-        )
-        self.snapshot = turn.snapshot_before
-        self.reward = None
+        return self.rewind_to(known[-1]) if known else self.restart()
 
-    def restart(self) -> None:
-        """Drop tokens, turns and environment: the rollout begins anew from its prompt."""
+    def rewind_to(self, turn: int) -> list[Snapshot]:
+        """Drop turn ``turn`` (0 is the first) and all after it; the environment goes back to before that turn.
+
+        The lists are replaced, not changed: a shallow copy keeps its own. A rollout that had ended goes on.
+
+        Returns:
+            The snapshots that leave the record: no remaining turn refers to them.
+
+        Raises:
+            RecordError: there is no such turn.
+        """
+        if not 0 <= turn < len(self.turns):
+            raise RecordError(f"cannot rewind to turn {turn}: the rollout has {len(self.turns)}")
+        start, snapshot = self.turns[turn].start, self.turns[turn].snapshot_before
+        made = self.generated_tokens
+        self.spans = [span for span in self.spans if span.start < start]
+        self.discarded_tokens += made - self.generated_tokens
+        self.turns = self.turns[:turn]
+        self.tokens, self.log_probs = self.tokens[:start], self.log_probs[:start]
+        self.loss_mask = self.loss_mask[:start]
+        if not self.spans:
+            self.dispatch_version = None
+        if self.status.finished:
+            self.status = Status.ABORTED
+        self.snapshot, self.reward, self.fault, self.failure = snapshot, None, None, None
+        needed = {snapshot, *(turn.snapshot_before for turn in self.turns)}
+        left = [record for key, record in self.snapshots.items() if key not in needed]
+        self.snapshots = {key: record for key, record in self.snapshots.items() if key in needed}
+        return left
+
+    def restart(self) -> list[Snapshot]:
+        """Drop tokens, turns and environment: the rollout begins anew from its prompt.
+
+        Returns the snapshots that leave the record.
+        """
+        left = list(self.snapshots.values())
         self.discarded_tokens += self.generated_tokens
         self.tokens, self.log_probs, self.loss_mask = [], [], []
         self.spans, self.turns, self.snapshots = [], [], {}
-        self.snapshot = self.dispatch_version = self.reward = None
+        self.snapshot = self.dispatch_version = self.reward = self.fault = self.failure = None
         self.status = Status.PENDING
+        return left
 
     def check(self) -> None:
         """Raise RecordError unless arrays, spans, turns and snapshots agree."""
@@ -239,40 +228,13 @@ class PartialRollout:
             raise RecordError(
                 f"{n} tokens, {len(self.log_probs)} log-probs, {len(self.loss_mask)} mask entries"
             )
-        model_made = [False] * n
-        previous_end = 0
-        for span in self.spans:
-            if not previous_end <= span.start < span.end <= n:
-                raise RecordError(f"{span} overlaps its predecessor or leaves the {n} response tokens")
-            model_made[span.start : span.end] = [True] * (span.end - span.start)
-            previous_end = span.end
-        for position, (mask, made) in enumerate(zip(self.loss_mask, model_made, strict=True)):
-            if mask and not made:
+        made = made_by_the_model(self.spans, n)
+        for position, (mask, by_model) in enumerate(zip(self.loss_mask, made, strict=True)):
+            if mask and not by_model:
                 raise RecordError(
                     f"response token {position} is trained but no span says which policy made it"
                 )
-        self._check_turns(model_made)
-
-    def _check_turns(self, model_made: list[bool]) -> None:
-        previous_end = self.turns[0].start if self.turns else 0
-        for index, turn in enumerate(self.turns):
-            if not previous_end == turn.start <= turn.action_end <= turn.end <= len(self.tokens):
-                raise RecordError(f"turn {index} {turn} does not follow its predecessor's end {previous_end}")
-            if not all(model_made[turn.start : turn.action_end]) or any(
-                model_made[turn.action_end : turn.end]
-            ):
-                raise RecordError(f"turn {index}: its action and the policy spans differ")
-            if turn.phase is not Phase.OBSERVED and (
-                index < len(self.turns) - 1 or turn.end != turn.action_end
-            ):
-                raise RecordError(f"turn {index} is {turn.phase.value} but tokens follow its action")
-            if turn.snapshot_before is not None and turn.snapshot_before not in self.snapshots:
-                raise RecordError(
-                    f"turn {index} refers to snapshot {turn.snapshot_before}, which is not recorded"
-                )
-            previous_end = turn.end
-        if self.turns and previous_end != len(self.tokens):
-            raise RecordError(f"{len(self.tokens) - previous_end} response tokens lie behind the last turn")
+        check_turns(self.turns, made, self.snapshots)
         if self.snapshot is not None and self.snapshot not in self.snapshots:
             raise RecordError(f"current snapshot {self.snapshot} is not recorded")
 
@@ -314,13 +276,3 @@ class PartialRollout:
         )
         rollout.check()
         return rollout
-
-
-def _check_tiling(spans: Sequence[Span], length: int) -> None:
-    position = 0
-    for span in spans:
-        if span.start != position or span.end <= span.start:
-            raise RecordError(f"{span} does not start at {position}, where its predecessor ends")
-        position = span.end
-    if position != length:
-        raise RecordError(f"spans cover {position} of {length} tokens")

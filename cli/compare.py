@@ -44,6 +44,7 @@ def compare(
       discard   start more than needed, drop what is unfinished
       restart   start what is unfinished anew, under the new policy
       continue  resume what is unfinished, tokens and environment, where it was
+      rewind    resume it from before what too old policies did to its environment (only on request)
       naive     tokens go on but the environment starts anew (only on request: it shows the damage)
 
     OVERRIDES are Hydra overrides of the configuration, such as trainer.lr=1e-4; job=quick and job=smoke

@@ -10,7 +10,14 @@ from rich.text import Text
 
 from midstream.local.report.table import REFERENCE, Cell, Row, comparison
 
-STYLES = {"wait": "blue", "discard": "red", "restart": "yellow", "continue": "green", "naive": "magenta"}
+STYLES = {
+    "wait": "blue",
+    "discard": "red",
+    "restart": "yellow",
+    "continue": "green",
+    "rewind": "cyan",
+    "naive": "magenta",
+}
 WIDTH_WITH_RATIOS = 100
 """Columns from which on a terminal has room for the ratios."""
 

@@ -80,15 +80,21 @@ def _type_name(annotation: Any) -> str:
         return f"list of {_type_name(typing.get_args(annotation)[0])}"
     if annotation is type(None):
         return "null"
-    return {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false"}.get(
-        annotation.__name__, annotation.__name__
-    )
+    return {
+        "str": "text",
+        "Path": "path",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+        "dict": "mapping",
+    }.get(annotation.__name__, annotation.__name__)
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return ""
-    return "null" if field.default is None else f"`{field.default}`"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "null" if default is None else f"`{default}`"
 
 
 def _text(field: FieldInfo) -> str:

@@ -7,10 +7,9 @@ which it can go on again, and never leaves an environment open.
 
 import asyncio
 import logging
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from midstream.buffers.rollout import PartialRollout, Phase, Status
 from midstream.envs.errors import (
@@ -21,64 +20,15 @@ from midstream.envs.errors import (
     SnapshotMissing,
 )
 from midstream.envs.protocol import Environment, EnvironmentFactory, Step, Task
-from midstream.hooks.engine import Engine, Generation
+from midstream.hooks.engine import Engine
+from midstream.hooks.patience import ABORT_POLL_S, Cut, Patience, Stuck
+from midstream.hooks.release import give_up, released
+from midstream.hooks.rules import Tokenizer, TokenSink, TurnRules
 
 _logger = logging.getLogger(__name__)
 
-# How often a wait on the environment looks whether the host has called the batch complete. Hosts offer
-# a flag, not an event.
-_ABORT_POLL_S = 0.05
-
 # What is wrong with a snapshot itself, so that the one before it is the next best.
 _UNUSABLE = (SnapshotMissing, SnapshotDamaged, RestoreMismatch)
-
-Result = TypeVar("Result")
-
-
-class Tokenizer(Protocol):
-    """The two calls that a rollout needs of a Hugging Face tokenizer."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
-
-
-class TokenSink(Protocol):
-    """Where tokens go besides the rollout's own record: the host's sample."""
-
-    def append_action(self, generation: Generation) -> None: ...
-
-    def append_observation(self, tokens: list[int], text: str) -> None: ...
-
-    def rewrite(self, rollout: PartialRollout) -> None:
-        """Make the host's sample equal to a rollout that has lost tokens."""
-
-
-@dataclass(frozen=True)
-class TurnRules:
-    """The shape of a turn.
-
-    ``observation_template`` wraps an environment's answer into what the model reads next;
-    ``action_pattern`` finds the action in what the model wrote (its one group; all of it where None).
-    """
-
-    max_turns: int = 12
-    max_tokens_per_turn: int | None = None
-    observation_template: str = "{observation}"
-    action_pattern: re.Pattern[str] | None = None
-    abort_grace_s: float = 1.0
-    max_attempts: int = 3
-
-    def action(self, text: str) -> str:
-        """Return the action in a model's text, empty where the pattern finds none."""
-        if self.action_pattern is None:
-            return text.strip()
-        found = self.action_pattern.search(text)
-        return (found.group(1) or "").strip() if found else ""
-
-
-class _Cut(Exception):
-    """The host called the batch complete while the environment was at work."""
 
 
 @dataclass
@@ -88,7 +38,7 @@ class Play:
     ``max_response_tokens`` bounds the whole response, tokens of the environment included, over all
     resumes. ``keeps_environment`` False lets a resumed transcript go on in an environment that starts
     anew (the ``naive`` policy). ``may_go_on`` False says that nobody resumes what the host cuts off: its
-    environment and snapshots are given up at once.
+    environment and snapshots are given up at once. ``deadline_s`` bounds one play, from ``run`` on.
     """
 
     rollout: PartialRollout
@@ -104,9 +54,13 @@ class Play:
     routing_key: str | None = None
     keeps_environment: bool = True
     may_go_on: bool = True
+    deadline_s: float | None = None
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
     _context_is_full: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(self.aborted, self.rules.abort_grace_s, self.deadline_s)
 
     async def run(self) -> None:
         """Play until the rollout is finished or the host aborts.
@@ -114,17 +68,21 @@ class Play:
         Afterwards ``rollout.status`` says which. An environment that fails is replaced by one from the
         last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward. A
         snapshot that cannot be restored costs the turns since the one before it. What the agent did to
-        make going on impossible ends the episode with reward 0.
+        make going on impossible ends the episode with reward 0. What outlasts the deadline is FAILED too.
         """
         rollout = self.rollout
+        self._patience.begin()
         try:
             while not rollout.status.finished:
                 try:
                     await self._advance()
-                except _Cut:
+                except Cut:
                     rollout.status = Status.ABORTED
                     await self._rest()
                     return
+                except Stuck as stuck:
+                    _logger.warning("rollout of %s is given up: %s", rollout.prompt_key, stuck)
+                    self._fail("deadline")
                 except AgentFault as fault:
                     rollout.fault = str(fault)
                     rollout.reward = 0.0
@@ -136,17 +94,23 @@ class Play:
                     _logger.warning("environment failed, attempt %d: %s", rollout.attempts + 1, failure)
                     rollout.attempts += 1
                     if rollout.attempts >= self.rules.max_attempts:
-                        rollout.status = Status.FAILED
+                        self._fail("environment")
                     await self._close()
             await self._give_up()
         finally:
             await asyncio.shield(self._close())
 
+    def _fail(self, failure: str) -> None:
+        self.rollout.failure = failure
+        self.rollout.reward = None
+        self.rollout.status = Status.FAILED
+
     async def _advance(self) -> None:
         """Take the next step of the rollout, whichever it is."""
         if self.aborted():
             await self._settle_snapshot()
-            raise _Cut
+            raise Cut
+        self._patience.check()
         environment = await self._open()
         turn = self.rollout.open_turn
         if turn is not None and turn.phase is Phase.ACTING:
@@ -163,14 +127,15 @@ class Play:
             return self._environment
         rollout = self.rollout
         if self.keeps_environment and rollout.snapshot is None and rollout.turns:
-            rollout.rewind_to_snapshot()
+            left = rollout.rewind_to_snapshot()
             self.sink.rewrite(rollout)
+            await give_up(self.environments, left)
         goes_on = rollout.status is Status.ABORTED and bool(rollout.turns)
         if self.keeps_environment and rollout.snapshot is not None:
-            environment = await self._within_grace(self._restored(rollout.snapshot))
+            environment = await self._patience.for_environment(self._restored(rollout.snapshot))
             self._environment = environment
         else:
-            environment, first = await self._within_grace(self._begun())
+            environment, first = await self._patience.for_environment(self._begun())
             self._environment = environment
             if not rollout.tokens and first:
                 self._observe(first, seconds=0.0)
@@ -201,21 +166,23 @@ class Play:
         if rollout.open_turn is None:
             rollout.begin_turn()
         room = self._room()
-        generation = await self.engine.generate(
-            rollout.prompt_tokens + rollout.tokens,
-            {**self.sampling_params, "max_new_tokens": room},
-            aborted=self.aborted,
-            routing_key=self.routing_key,
+        generation = await self._patience.for_engine(
+            self.engine.generate(
+                rollout.prompt_tokens + rollout.tokens,
+                {**self.sampling_params, "max_new_tokens": room},
+                aborted=self.aborted,
+                routing_key=self.routing_key,
+            )
         )
         rollout.append_action(generation.tokens, generation.log_probs, generation.spans)
         self.sink.append_action(generation)
         if generation.finish == "abort":
             # Somebody else may abort the engine; then there is no batch to leave for, and the action goes on.
             if not self.aborted():
-                await asyncio.sleep(_ABORT_POLL_S)
+                await asyncio.sleep(ABORT_POLL_S)
                 return
             await self._settle_snapshot()
-            raise _Cut
+            raise Cut
         # The engine may stop before it has made all that was asked for: its context is full.
         self._context_is_full = generation.finish == "length" and len(generation.tokens) < room
         if generation.finish == "stop" or not self._is_out_of_room():
@@ -227,7 +194,7 @@ class Play:
         turn = rollout.turns[-1]
         text = self.tokenizer.decode(rollout.tokens[turn.start : turn.action_end], skip_special_tokens=True)
         started = asyncio.get_running_loop().time()
-        step, reward = await self._within_grace(self._step(environment, self.rules.action(text)))
+        step, reward = await self._patience.for_environment(self._step(environment, self.rules.action(text)))
         seconds = asyncio.get_running_loop().time() - started
         if step.done:
             rollout.append_observation([], seconds=seconds)
@@ -245,7 +212,7 @@ class Play:
         return step, step.reward if step.reward is not None else await environment.score()
 
     async def _score(self, environment: Environment, status: Status) -> None:
-        self.rollout.reward = await self._within_grace(environment.score())
+        self.rollout.reward = await self._patience.for_environment(environment.score())
         self.rollout.status = status
 
     def _observe(self, observation: str, seconds: float) -> None:
@@ -268,25 +235,6 @@ class Play:
         turn = self.rollout.turns[-1]
         return max(1, min(self._budget(), self.rules.max_tokens_per_turn - (turn.action_end - turn.start)))
 
-    async def _within_grace(self, work: Awaitable[Result]) -> Result:
-        """Await the environment; once the host has aborted, for at most ``abort_grace_s`` more."""
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        cut_at: float | None = None
-        try:
-            while True:
-                done, _ = await asyncio.wait({task}, timeout=_ABORT_POLL_S)
-                if done:
-                    return task.result()
-                if cut_at is None and self.aborted():
-                    cut_at = loop.time() + self.rules.abort_grace_s
-                if cut_at is not None and loop.time() >= cut_at:
-                    raise _Cut
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
     def _snapshot_behind(self) -> None:
         """Snapshot the environment while the engine generates the next action."""
         self._snapshotting = asyncio.create_task(self._snapshot())
@@ -302,7 +250,7 @@ class Play:
             loop = asyncio.get_running_loop()
             began = loop.time()
             try:
-                await self._within_grace(snapshotting)
+                await self._patience.for_environment(snapshotting)
             finally:
                 self.rollout.snapshot_wait_s += loop.time() - began
 
@@ -314,14 +262,12 @@ class Play:
         rest = getattr(self._environment, "rest", None)
         if rest is not None:
             self._environment = None
-            await asyncio.shield(_released(rest()))
+            await asyncio.shield(released(rest()))
 
     async def _give_up(self) -> None:
         """Tell the environments that nobody will resume from this rollout's snapshots."""
         await self._close()
-        forget = getattr(self.environments, "forget", None)
-        if forget is not None and self.rollout.snapshots:
-            await _released(forget(list(self.rollout.snapshots.values())))
+        await give_up(self.environments, self.rollout.snapshots.values())
 
     async def _close(self) -> None:
         if self._snapshotting is not None:
@@ -330,12 +276,4 @@ class Play:
             self._snapshotting = None
         if self._environment is not None:
             environment, self._environment = self._environment, None
-            await _released(environment.close())
-
-
-async def _released(closing: Awaitable[None]) -> None:
-    try:
-        await closing
-    except EnvironmentFailure as failure:
-        # The rollout is what it is; what could not be released is the environment's to report.
-        _logger.warning("an environment could not be released: %s", failure)
+            await released(environment.close())

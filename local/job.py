@@ -13,7 +13,7 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import JobConfig
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
-from midstream.hooks.slime.settings import engine_of, environments_of
+from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
 from midstream.local.batch import convert, fresh_gap
 from midstream.local.events import EventWriter
 from midstream.local.measure import group_fields, rollout_fields
@@ -37,6 +37,7 @@ class _Totals:
     buffered_rollouts: int
     buffered_tokens: int
     buffered_resumes: int
+    dropped_resumes: int
     restores_checked: int
     restores_bad: int
 
@@ -207,7 +208,9 @@ class Run:
             buffered_rollouts=after.buffered_rollouts,
             buffered_tokens=after.buffered_tokens,
             # Counted when they happen: a rollout may be resumed and cut off again before it is trained on.
-            resumes=_resumes(rollouts + dropped) + after.buffered_resumes - before.buffered_resumes,
+            resumes=_resumes(rollouts + dropped)
+            + (after.buffered_resumes - before.buffered_resumes)
+            + (after.dropped_resumes - before.dropped_resumes),
             restores_checked=after.restores_checked - before.restores_checked,
             restores_bad=after.restores_bad - before.restores_bad,
             logprob_gap_fresh=fresh_gap(rollouts, data["log_probs"], step),
@@ -228,6 +231,7 @@ class Run:
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
             buffered_resumes=_resumes(waiting),
+            dropped_resumes=tally_of(self._args).dropped_resumes,
             restores_checked=int(metrics.get("env/restores_checked", 0)),
             restores_bad=int(metrics.get("env/restores_bad", 0)),
         )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from midstream.buffers.lags import token_lags, trajectory_lag
 from midstream.buffers.rollout import PartialRollout
-from midstream.hooks.credit.lags import token_lags, trajectory_lag
 from midstream.local.rollout import Group
 
 

@@ -6,7 +6,8 @@ one-machine job, the layer's included. Unknown keys are refused, values are not 
 
 from midstream.conf.schema.environment import EnvironmentConfig, LimitsConfig, PoolConfig, SnapshotConfig
 from midstream.conf.schema.job import JobConfig
-from midstream.conf.schema.layer import EngineConfig, LayerConfig, ResumePolicy, TurnConfig
+from midstream.conf.schema.layer import EngineConfig, LayerConfig, TurnConfig
+from midstream.conf.schema.policies import BoundsConfig, PoliciesConfig, RewindConfig
 from midstream.conf.schema.sections import (
     ModelConfig,
     RolloutConfig,
@@ -17,14 +18,16 @@ from midstream.conf.schema.sections import (
 )
 
 __all__ = [
+    "BoundsConfig",
     "EngineConfig",
     "EnvironmentConfig",
     "JobConfig",
     "LayerConfig",
     "LimitsConfig",
     "ModelConfig",
+    "PoliciesConfig",
     "PoolConfig",
-    "ResumePolicy",
+    "RewindConfig",
     "RolloutConfig",
     "ServerConfig",
     "SnapshotConfig",

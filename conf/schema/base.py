@@ -27,8 +27,11 @@ def _import_path(text: str) -> str:
     return text
 
 
+OBJECT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+
+
 def _object_path(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", text):
+    if not re.fullmatch(OBJECT_PATH, text):
         refuse([Problem("", text, "write package.module:Name")])
     return text
 

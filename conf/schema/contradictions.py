@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from midstream.conf.errors import Problem
 from midstream.conf.schema.layer import LayerConfig
+from midstream.conf.schema.policies import comes_back
 from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TrainerConfig
-
-RESUMING = ("restart", "continue", "naive")
-"""Policies under which a rollout that was cut off comes back, which slime calls partial rollout."""
 
 
 def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
@@ -20,8 +18,8 @@ def policy_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Prob
     """What the resume policy asks of slime's own flags."""
     policy = layer.resume_policy
     needed, launched = rollout.rollout_batch_size, rollout.over_sampling_batch_size
-    resumes = policy in RESUMING
-    if rollout.partial_rollout != resumes:
+    resumes = comes_back(policy)
+    if resumes is not None and rollout.partial_rollout != resumes:
         yield Problem(
             "rollout.partial_rollout",
             rollout.partial_rollout,

@@ -3,21 +3,20 @@
 import re
 from collections.abc import Iterator
 from string import Formatter
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from midstream.conf.errors import Problem, refuse
 from midstream.conf.schema.base import Count, PathSetting, Seconds, Section
 from midstream.conf.schema.environment import EnvironmentConfig, SnapshotConfig
-
-ResumePolicy = Literal["wait", "discard", "restart", "continue", "naive"]
-"""What becomes of a rollout that is unfinished when the step has enough.
-
-wait: nothing is cut off. discard: it is dropped. restart: it starts anew under the new policy.
-continue: tokens and environment go on where they were. naive: the tokens go on but the environment starts
-anew, so that the transcript and the world disagree; it shows what jobs without the layer suffer.
-"""
+from midstream.conf.schema.policies import (
+    BoundsConfig,
+    PoliciesConfig,
+    PolicyName,
+    bound_problems,
+    deadline_problems,
+)
 
 
 class TurnConfig(Section):
@@ -52,18 +51,32 @@ class EngineConfig(Section):
 class LayerConfig(Section):
     """What a host job gives to midstream: the mapping under the key `midstream`."""
 
-    resume_policy: ResumePolicy = "continue"
-    """What becomes of a rollout that is unfinished when the step has enough: nothing is cut off; it is
-    dropped; it starts anew; it goes on, tokens and environment; its tokens go on in an environment that
-    starts anew."""
+    resume_policy: PolicyName = "continue"
+    """What becomes of a rollout that is unfinished when the step has enough. wait: nothing is cut off.
+    discard: it is dropped. restart: it starts anew. continue: it goes on, tokens and environment. rewind: it
+    goes on from before what too old policies did to its environment. naive: its tokens go on in an environment
+    that starts anew, which shows what jobs without the layer suffer. Or your own: package.module:Class."""
     run_dir: PathSetting | None = None
     """Where the layer keeps what it writes: by default its snapshots."""
     max_attempts: Count = 3
     """With so many failures of its infrastructure a rollout is masked."""
+    policies: PoliciesConfig = Field(default_factory=PoliciesConfig)
+    bounds: BoundsConfig = Field(default_factory=BoundsConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
     turns: TurnConfig = Field(default_factory=TurnConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
+
+    @model_validator(mode="after")
+    def _policy_and_bounds_agree(self) -> Self:
+        longest_s = max(self.environment.step_timeout_s, self.environment.eval_timeout_s)
+        refuse(
+            [
+                *bound_problems(self.resume_policy, self.policies, self.bounds),
+                *deadline_problems(self.bounds, longest_s),
+            ]
+        )
+        return self
 
 
 def _template_problems(template: str) -> Iterator[Problem]:

@@ -4,49 +4,46 @@ import logging
 import os
 import pickle
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midstream.buffers.partial import PartialBuffer, oldest_first
-from midstream.buffers.policies import Decision, ResumePolicy, resume_policy
+from midstream.buffers.policies.base import CutOff, Policy
+from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
+from midstream.buffers.waiting import Waiting
 from midstream.hooks.slime.host import load_function, running_host
-from midstream.hooks.slime.sample import Group, recorded_rollout, rewrite, samples_of, store
-from midstream.hooks.slime.settings import layer_of
+from midstream.hooks.slime.members import SampleMember, has_begun, members_of
+from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
+from midstream.hooks.slime.settings import abandoned_of, engine_of, layer_of, policy_of, tally_of
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass
-class BufferCounters:
-    """What became of unfinished rollouts since the data source was made.
-
-    ``discarded_tokens`` are the model's tokens that went with dropped and restarted rollouts.
-    """
-
-    buffered: int = 0
-    restarted: int = 0
-    dropped: int = 0
-    discarded_tokens: int = 0
 
 
 class DataSource:
     """The host's prompts, and before them the groups that wait to go on.
 
-    What becomes of a group that the host hands back unfinished is the resume policy's choice. The
-    host's ``--buffer-filter-path`` chooses which waiting groups go first. ``save`` keeps the waiting
-    groups with the host's own state, so that a restart loses no prompt.
+    What becomes of a group that the host hands back unfinished, and of one that goes out again, is the
+    resume policy's choice, within the bounds. The host's ``--buffer-filter-path`` chooses which waiting
+    groups go first. ``save`` keeps the waiting groups with the host's own state, so that a restart loses no
+    prompt. ``counters`` are those of the process.
     """
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
         self._host = running_host(args)
         self._prompts = self._host.load("prompts", "RolloutDataSource")(args)
-        self._policy = resume_policy(layer_of(args).resume_policy)
-        _check_flags(args, self._policy)
-        self._buffer: PartialBuffer[Group] = PartialBuffer(self._select())
-        self.counters = BufferCounters()
+        policy = policy_of(args)
+        _check_flags(args, policy)
+        self.counters = tally_of(args)
+        self._buffer: Waiting[Group] = Waiting(
+            policy,
+            layer_of(args).bounds,
+            members=self._members,
+            begun=has_begun,
+            select=self._select(),
+            tally=self.counters,
+            abandon=abandoned_of(args).extend,
+        )
 
     @property
     def dataset(self) -> Any:
@@ -71,8 +68,11 @@ class DataSource:
         return [rollout for sample in samples if (rollout := recorded_rollout(sample)) is not None]
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """Return ``num_samples`` groups: those that wait first, then new prompts."""
-        groups = self._buffer.take(num_samples)
+        """Return ``num_samples`` groups: those that wait first, then new prompts.
+
+        The policy's version is that of the engine's last answer.
+        """
+        groups = self._buffer.take(num_samples, engine_of(self._args).version)
         if len(groups) < num_samples:
             groups += self._prompts.get_samples(num_samples - len(groups))
         return groups
@@ -89,8 +89,7 @@ class DataSource:
                     f"a group of {len(group)} came back, expected n_samples_per_prompt="
                     f"{self._args.n_samples_per_prompt}: hand back whole groups"
                 )
-            if self._keep(group):
-                self._buffer.add([group])
+            self._buffer.add([group])
 
     def save(self, rollout_id: int) -> None:
         """Save the host's state and the waiting groups under ``args.save``."""
@@ -124,29 +123,16 @@ class DataSource:
             groups = pickle.load(file)
         self._buffer.groups = [_mapped(group, sample_class.from_dict) for group in groups]
 
-    def _keep(self, group: Group) -> bool:
-        """Apply the policy to each member; whether the group waits."""
-        begun = [
-            (sample, rollout)
-            for sample in samples_of(group)
-            if (rollout := recorded_rollout(sample)) is not None
-        ]
-        decisions = [self._policy.decide(rollout) for _, rollout in begun]
-        if Decision.DROP in decisions or self._policy.unfinished is Decision.DROP:
-            self.counters.dropped += len(group)
-            self.counters.discarded_tokens += sum(rollout.generated_tokens for _, rollout in begun)
-            return False
-        for (sample, rollout), decision in zip(begun, decisions, strict=True):
-            if decision is Decision.RESTART:
-                self.counters.restarted += 1
-                self.counters.discarded_tokens += rollout.generated_tokens
-                rollout.restart()
-                rewrite(sample, rollout, response="")
-                store(sample, rollout)
-        self.counters.buffered += len(group)
-        return True
+    def _members(self, group: Group) -> list[SampleMember]:
+        return members_of(group, self._decode)
 
-    def _select(self) -> Any:
+    def _decode(self, tokens: list[int]) -> str:
+        # Asked for when it is needed: a host makes its tokenizer after its data source.
+        tokenizer = self._host.generate_state(self._args).tokenizer
+        text: str = tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
+
+    def _select(self) -> Select[Group]:
         path = self._args.buffer_filter_path
         if path is None:
             return oldest_first
@@ -155,13 +141,12 @@ class DataSource:
         return lambda groups, count: chosen(self._args, None, groups, count)
 
 
-def _check_flags(args: Namespace, policy: ResumePolicy) -> None:
+def _check_flags(args: Namespace, policy: Policy) -> None:
     """Raise ValueError where the host's flags would make the policy do something else than it says."""
     setting = f"midstream.resume_policy={policy.name}"
-    needs_rest = policy.unfinished is not Decision.DROP and not policy.waits
-    if needs_rest and not args.partial_rollout:
+    if policy.cut_off in (CutOff.EMPTIED, CutOff.KEPT) and not args.partial_rollout:
         raise ValueError(f"{setting} needs --partial-rollout: without it the host drops what is unfinished")
-    if policy.waits and args.over_sampling_batch_size > args.rollout_batch_size:
+    if policy.cut_off is CutOff.NOTHING and args.over_sampling_batch_size > args.rollout_batch_size:
         raise ValueError(
             f"{setting} with --over-sampling-batch-size {args.over_sampling_batch_size} above --rollout-batch-size "
             f"{args.rollout_batch_size} would cut rollouts off: set them equal, or choose another policy"

@@ -5,12 +5,21 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from midstream.buffers.policies import Decision, resume_policy
+from midstream.buffers.policies.base import CutOff
 from midstream.conf.schema import LayerConfig
+from midstream.hooks.release import give_up
+from midstream.hooks.rules import TurnRules
 from midstream.hooks.slime.host import host_of
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
-from midstream.hooks.slime.settings import engine_of, environments_of, layer_of
-from midstream.hooks.turns import Play, TurnRules
+from midstream.hooks.slime.settings import (
+    abandoned_of,
+    engine_of,
+    environments_of,
+    layer_of,
+    policy_of,
+    tally_of,
+)
+from midstream.hooks.turns import Play
 
 
 async def generate(
@@ -20,10 +29,12 @@ async def generate(
 
     ``sampling_params["max_new_tokens"]`` is the budget of the whole response, over all resumes.
     Returns ``sample`` itself: COMPLETED or TRUNCATED with a reward where the environment gives one,
-    ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed.
+    ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed or the
+    deadline passed.
     """
     layer = layer_of(args)
-    policy = resume_policy(layer.resume_policy)
+    policy = policy_of(args)
+    await _give_up_abandoned(args)
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
@@ -41,14 +52,24 @@ async def generate(
         aborted=(lambda: False) if evaluation else (lambda: state.aborted),
         routing_key=_routing_key(args, sample),
         keeps_environment=policy.keeps_environment,
-        may_go_on=policy.unfinished is Decision.RESUME,
+        may_go_on=policy.cut_off in (CutOff.KEPT, CutOff.NOTHING),
+        deadline_s=layer.bounds.deadline_s,
     )
     try:
         await play.run()
     finally:
         # The sample has the tokens already; without its record nobody could go on from them.
         store(sample, rollout)
+    tally_of(args).stuck += rollout.failure == "deadline"
     return sample
+
+
+async def _give_up_abandoned(args: Namespace) -> None:
+    # One by one: a host may call its data source from another thread.
+    abandoned, snapshots = abandoned_of(args), []
+    while abandoned:
+        snapshots.append(abandoned.pop())
+    await give_up(environments_of(args), snapshots)
 
 
 @functools.cache

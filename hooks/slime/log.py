@@ -5,9 +5,9 @@ from collections import Counter
 from statistics import fmean
 from typing import Any
 
-from midstream.hooks.credit.lags import token_lags, trajectory_lag
+from midstream.buffers.lags import lags, token_lags
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
-from midstream.hooks.slime.settings import engine_of, environments_of
+from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
 
 
 def log_rollout(
@@ -17,14 +17,15 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Add staleness, environments and sandboxes to what the host is about to log; returns False so that it does.
+    """Add staleness, the buffer, environments and sandboxes to what the host is about to log.
 
-    Counts of environments and sandboxes are since the job's start. Lags are counted from the version that
-    the engine served last: the policy that trains on the batch.
+    Returns False, so that it does. Counts of the buffer, environments and sandboxes are since the job's start.
+    Lags are counted from the version that the engine served last: the policy that trains on the batch.
     """
     if extra_metrics is not None:
         version = engine_of(args).version or 0
         extra_metrics.update(staleness_metrics(samples, version))
+        extra_metrics.update(tally_of(args).metrics())
         metrics = getattr(environments_of(args), "metrics", None)
         if metrics is not None:
             extra_metrics.update(metrics())
@@ -36,7 +37,9 @@ def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
     rollouts = [
         rollout for sample in samples_of(samples) if (rollout := recorded_rollout(sample)) is not None
     ]
-    trajectory = Counter(trajectory_lag(rollout, version) for rollout in rollouts)
+    largest = [lags(rollout, version) for rollout in rollouts]
+    trajectory = Counter(found.trajectory for found in largest)
+    environment = Counter(found.environment for found in largest)
     tokens: Counter[int] = Counter()
     for rollout in rollouts:
         tokens += token_lags(rollout, version)
@@ -45,6 +48,8 @@ def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
         "staleness/trajectory_max": float(max(trajectory, default=0)),
         "staleness/token_mean": _mean(tokens),
         "staleness/token_max": float(max(tokens, default=0)),
+        "staleness/env_mean": _mean(environment),
+        "staleness/env_max": float(max(environment, default=0)),
         "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
         "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
         "rollout/agent_faults": float(sum(rollout.fault is not None for rollout in rollouts)),

@@ -11,7 +11,7 @@ from typing import Any
 from midstream.buffers.rollout import PartialRollout, RecordError, Status
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Generation
-from midstream.hooks.turns import Tokenizer
+from midstream.hooks.rules import Tokenizer
 
 RECORD_KEY = "midstream"
 # Fields of the record that the sample holds under its own names.

@@ -4,9 +4,12 @@ import functools
 import json
 from argparse import Namespace
 
+from midstream.buffers.policies.base import Policy
+from midstream.buffers.policies.load import load_policy
+from midstream.buffers.tally import Tally
 from midstream.conf.compose import layer_config
 from midstream.conf.schema import LayerConfig
-from midstream.envs.protocol import EnvironmentFactory, load_factory
+from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.engine import Engine
 
 
@@ -27,6 +30,25 @@ def environments_of(args: Namespace) -> EnvironmentFactory:
     return _environments(_settings_of(args))
 
 
+def policy_of(args: Namespace) -> Policy:
+    """The resume policy of this job; one per process."""
+    return _policy(_settings_of(args))
+
+
+def tally_of(args: Namespace) -> Tally:
+    """What became of the rollouts that waited; one per process."""
+    return _tally(_settings_of(args))
+
+
+def abandoned_of(args: Namespace) -> list[Snapshot]:
+    """Snapshots that nobody will resume from and the environments were not told of yet; one per process.
+
+    The data source, which the host calls from anywhere, adds to it; ``generate``, which runs in the loop that
+    the environments live in, takes all.
+    """
+    return _abandoned(_settings_of(args))
+
+
 def _settings_of(args: Namespace) -> str:
     """The job's own words, as a key for what is made from them."""
     return json.dumps(getattr(args, "midstream", None) or {}, sort_keys=True, default=str)
@@ -45,3 +67,18 @@ def _engine(url: str, retry_s: float, request_timeout_s: float) -> Engine:
 @functools.cache
 def _environments(settings: str) -> EnvironmentFactory:
     return load_factory(_layer(settings))
+
+
+@functools.cache
+def _policy(settings: str) -> Policy:
+    return load_policy(_layer(settings))
+
+
+@functools.cache
+def _tally(settings: str) -> Tally:
+    return Tally()
+
+
+@functools.cache
+def _abandoned(settings: str) -> list[Snapshot]:
+    return []

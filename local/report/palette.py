@@ -1,7 +1,7 @@
 """One colour per strategy, told apart by people with any colour vision, on a light and on a dark page.
 
 Plots are drawn with the light colours; in the SVG each becomes a CSS variable, so that the page can change
-them. The smallest CIELAB distance between any two of the five strategies is 14 under simulated protanopia,
+them. The smallest CIELAB distance between any two of the six strategies is 14 under simulated protanopia,
 deuteranopia and tritanopia (Machado 2009); markers and labels carry the difference as well.
 """
 
@@ -29,6 +29,7 @@ STRATEGIES = {
     "discard": Colour("c-discard", "#b83a0b", "#e8602c"),
     "restart": Colour("c-restart", "#c79100", "#ffd166"),
     "continue": Colour("c-continue", "#1b9e77", "#2fbf98"),
+    "rewind": Colour("c-rewind", "#6f2bd0", "#9054fc"),
     "naive": Colour("c-naive", "#c05fa8", "#e6a0d6"),
 }
 SPARE = (

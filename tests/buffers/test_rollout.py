@@ -1,5 +1,6 @@
 """Property tests of the records: whatever happens to a rollout, its parts agree."""
 
+import copy
 import json
 import pickle
 
@@ -73,13 +74,37 @@ class AnyRollout(RuleBasedStateMachine):
 
     @rule()
     def rewind(self) -> None:
-        self.rollout.rewind_to_snapshot()
+        self.leaving(self.rollout.rewind_to_snapshot)
         assert self.rollout.snapshot is not None or not self.rollout.turns
+
+    @precondition(lambda self: self.rollout.turns)
+    @rule(data=st.data())
+    def rewind_to_any_turn(self, data: st.DataObject) -> None:
+        turn = data.draw(st.integers(0, len(self.rollout.turns) - 1))
+        start, snapshot = self.rollout.turns[turn].start, self.rollout.turns[turn].snapshot_before
+        kept = [field[:start] for field in (self.rollout.tokens, self.rollout.log_probs)]
+        turns = self.rollout.turns[:turn]
+        self.leaving(lambda: self.rollout.rewind_to(turn))
+        assert [self.rollout.tokens, self.rollout.log_probs] == kept
+        assert (self.rollout.turns, self.rollout.snapshot) == (turns, snapshot)
 
     @rule()
     def restart(self) -> None:
-        self.rollout.restart()
+        self.leaving(self.rollout.restart)
         assert not self.rollout.tokens and not self.rollout.turns
+
+    @precondition(lambda self: self.rollout.snapshot is not None)
+    @rule()
+    def lose_the_snapshot(self) -> None:
+        self.rollout.forget(self.rollout.snapshot)
+
+    def leaving(self, change) -> None:
+        """What ``change`` returns is what leaves the record; a shallow copy taken before keeps all it had."""
+        copied, before = copy.copy(self.rollout), copy.deepcopy(self.rollout)
+        left = {snapshot.id: snapshot for snapshot in change()}
+        assert left | self.rollout.snapshots == before.snapshots
+        assert not left.keys() & self.rollout.snapshots.keys()
+        assert copied == before
 
     @invariant()
     def parts_agree(self) -> None:
@@ -88,6 +113,11 @@ class AnyRollout(RuleBasedStateMachine):
     @invariant()
     def no_generated_token_is_unaccounted_for(self) -> None:
         assert self.rollout.generated_tokens + self.rollout.discarded_tokens == self.made
+
+    @invariant()
+    def the_first_token_says_when_it_was_dispatched(self) -> None:
+        first = self.rollout.spans[0].version if self.rollout.spans else None
+        assert self.rollout.dispatch_version == first
 
     @invariant()
     def masks_and_spans_cover_the_same_tokens(self) -> None:
@@ -145,6 +175,28 @@ def test_rewind_drops_a_transcript_that_is_ahead_of_the_environment() -> None:
     assert rollout.tokens == [10, 11, 20]
     assert rollout.snapshot == "s1"
     assert rollout.discarded_tokens == 1
+
+
+def test_a_rewind_takes_tokens_and_environment_back_together() -> None:
+    rollout = played()
+    rollout.status, rollout.reward = Status.COMPLETED, 1.0
+    assert rollout.rewind_to(1) == []
+    assert (rollout.tokens, rollout.log_probs, rollout.loss_mask) == (
+        [10, 11, 20],
+        [-0.1, -0.2, 0.0],
+        [1, 1, 0],
+    )
+    assert (rollout.spans, rollout.discarded_tokens) == ([Span(3, 0, 1), Span(4, 1, 2)], 1)
+    assert (rollout.snapshot, rollout.status, rollout.reward) == ("s1", Status.ABORTED, None)
+    assert [left.id for left in rollout.rewind_to(0)] == ["s1"]
+    assert (rollout.tokens, rollout.dispatch_version, rollout.snapshot) == ([], None, "s0")
+    rollout.check()
+
+
+@pytest.mark.parametrize("turn", [-1, 2])
+def test_a_rewind_to_a_turn_that_is_not_there_is_refused(turn: int) -> None:
+    with pytest.raises(RecordError, match=f"cannot rewind to turn {turn}: the rollout has 2"):
+        played().rewind_to(turn)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,8 @@ class NumberEnvironments:
     snapshot_s: float = 0.0
     failing_starts: int = 0
     failing_closes: int = 0
+    closing_s: float = 0.0
+    closed: int = 0
     spoiling: str = ""
     slow_starts_s: float = 0.0
     lost_snapshots: set[str] = field(default_factory=set)
@@ -156,7 +158,9 @@ class NumberEnvironment:
         self._owner.resting.append(self.number)
 
     async def close(self) -> None:
+        await asyncio.sleep(self._owner.closing_s)
         self._owner.live -= 1
+        self._owner.closed += 1
         if self._owner.failing_closes:
             self._owner.failing_closes -= 1
             raise EnvironmentFailure("the sandbox cannot be removed")

@@ -40,6 +40,9 @@ def args(tmp_path: Path) -> Namespace:
         rollout_function_path="midstream.local.rollout.generate_rollout",
         save=str(tmp_path / "checkpoint"),
         load=str(tmp_path / "checkpoint"),
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=9,
+        generate_state=Namespace(tokenizer=WordTokenizer()),
         midstream={"run_dir": str(tmp_path), "resume_policy": "continue"},
     )
 
@@ -152,7 +155,7 @@ def test_restart_drops_what_was_made_and_keeps_the_prompt(args: Namespace) -> No
     assert again[0].loss_mask is None and again[0].rollout_log_probs is None
     assert recorded_rollout(again[0]).discarded_tokens == 2
     assert (again[1].reward, again[1].response_length) == (1.0, 4), "a finished member was restarted"
-    assert source.counters.discarded_tokens == 2
+    assert source.counters.discarded_tokens == {"cut_off": 2}
 
 
 def test_discard_keeps_nothing(args: Namespace) -> None:
@@ -162,7 +165,7 @@ def test_discard_keeps_nothing(args: Namespace) -> None:
     play(group[0])
     source.add_samples([group])
     assert source.get_buffer_length() == 0
-    assert (source.counters.dropped, source.counters.discarded_tokens) == (2, 2)
+    assert (source.counters.dropped, source.counters.discarded_tokens) == (2, {"cut_off": 2})
 
 
 def test_a_restart_of_the_job_loses_no_prompt(args: Namespace) -> None:
@@ -275,6 +278,8 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
         "staleness/trajectory_max": 2.0,
         "staleness/token_mean": 2.0,
         "staleness/token_max": 2.0,
+        "staleness/env_mean": 2.0,
+        "staleness/env_max": 2.0,
         "rollout/resumed": 1.0,
         "rollout/resumes": 2.0,
         "rollout/agent_faults": 0.0,

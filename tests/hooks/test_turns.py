@@ -1,6 +1,7 @@
 """One rollout through cuts, failures and bounds: what is in the record, and what was done to the world."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,8 @@ from midstream.buffers.rollout import PartialRollout, Phase, Status
 from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotDamaged, SnapshotMissing
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
-from midstream.hooks.turns import Play, TurnRules
+from midstream.hooks.rules import TurnRules
+from midstream.hooks.turns import Play
 from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 PROMPT = [IDS["7"]]
@@ -448,3 +450,47 @@ def test_an_agent_that_makes_its_world_unrecordable_gets_nothing() -> None:
     assert (rollout.status, rollout.reward) == (Status.TRUNCATED, 0.0)
     assert rollout.fault == "more than 200 entries"
     assert (rollout.attempts, scene.environments.executed) == (0, ["add"])
+
+
+@pytest.mark.parametrize("stuck", ["in a step", "at the engine", "in the start", "in a snapshot"])
+def test_a_rollout_that_outlasts_its_deadline_is_masked_and_leaves_nothing(stuck: str) -> None:
+    scene = Scene([("slow <end>", "stop"), ("done <end>", "stop")])
+    environments = scene.environments
+    if stuck == "in a step":
+        environments.slow_s = 30.0
+    elif stuck == "at the engine":
+        scene.engine.on_request = lambda number: setattr(scene.engine, "slow_s", 3.0)
+    elif stuck == "in the start":
+        environments.slow_starts_s = 30.0
+    else:
+        environments.snapshot_s = 30.0
+    began = time.monotonic()
+    rollout = scene.play(deadline_s=0.3)
+    assert time.monotonic() - began < 5
+    assert (rollout.status, rollout.reward, rollout.failure) == (Status.FAILED, None, "deadline")
+    assert rollout.attempts == 0
+    assert environments.resting == []
+    assert sorted(environments.forgotten) == sorted(rollout.snapshots)
+
+
+def test_a_deadline_does_not_cut_the_release_of_the_environment_short() -> None:
+    scene = Scene([("slow <end>", "stop")], environments=NumberEnvironments(slow_s=30.0, closing_s=0.5))
+    rollout = scene.play(deadline_s=0.2)
+    assert rollout.failure == "deadline"
+    assert scene.environments.closed == 1
+
+
+def test_the_time_to_the_deadline_begins_with_each_play() -> None:
+    scene = cut_off_in_the_second_action()
+    scene.engine.slow_s = 0.3
+    scene.play(deadline_s=0.8)
+    scene.aborted = False
+    scene.engine.on_request = lambda number: None
+    rollout = scene.play(deadline_s=0.8)
+    assert (rollout.status, rollout.failure, rollout.resumes) == (Status.COMPLETED, None, 1)
+
+
+def test_why_a_rollout_failed_is_in_its_record() -> None:
+    rollout = Scene([("break <end>", "stop")]).play()
+    assert rollout.failure == "environment"
+    assert PartialRollout.from_json(rollout.to_json()).failure == "environment"

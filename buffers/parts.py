@@ -1,0 +1,104 @@
+"""The parts of a rollout's record, and how they must fit together.
+
+Positions are indices into the response (the prompt is apart), half-open like Python slices.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class RecordError(ValueError):
+    """A rollout's arrays, spans or turns contradict each other."""
+
+
+class Status(Enum):
+    """Where a rollout stands. The values are those of the slime family's ``Sample.Status``."""
+
+    PENDING = "pending"
+    ABORTED = "aborted"
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+    @property
+    def finished(self) -> bool:
+        return self not in (Status.PENDING, Status.ABORTED)
+
+
+class Phase(Enum):
+    """How far a turn has come. Only a rollout's last turn may be unfinished."""
+
+    GENERATING = "generating"  # the action's tokens are being made, or were cut off
+    ACTING = "acting"  # the action is complete, the environment has not answered
+    OBSERVED = "observed"  # the environment has answered
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of response tokens ``[start, end)`` made by one policy version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model action ``[start, action_end)`` and the answer to it ``[action_end, end)``.
+
+    ``snapshot_before`` is the id of the environment's state in which the action is executed,
+    ``seconds`` the wall-clock of the environment's step (0 until it has answered).
+    """
+
+    start: int
+    action_end: int
+    end: int
+    phase: Phase = Phase.GENERATING
+    snapshot_before: str | None = None
+    seconds: float = 0.0
+
+
+def check_tiling(spans: Sequence[Span], length: int) -> None:
+    """Raise RecordError unless ``spans`` cover ``length`` tokens without a gap, in order."""
+    position = 0
+    for span in spans:
+        if span.start != position or span.end <= span.start:
+            raise RecordError(f"{span} does not start at {position}, where its predecessor ends")
+        position = span.end
+    if position != length:
+        raise RecordError(f"spans cover {position} of {length} tokens")
+
+
+def made_by_the_model(spans: Sequence[Span], length: int) -> list[bool]:
+    """Which of ``length`` response tokens a span covers; raises RecordError where spans overlap or leave them."""
+    made = [False] * length
+    previous_end = 0
+    for span in spans:
+        if not previous_end <= span.start < span.end <= length:
+            raise RecordError(f"{span} overlaps its predecessor or leaves the {length} response tokens")
+        made[span.start : span.end] = [True] * (span.end - span.start)
+        previous_end = span.end
+    return made
+
+
+def check_turns(turns: Sequence[Turn], made: Sequence[bool], snapshots: Container[str]) -> None:
+    """Raise RecordError unless turns tile the response from the first on, and spans cover their actions alone.
+
+    ``made`` says of every response token whether the model made it.
+    """
+    previous_end = turns[0].start if turns else 0
+    for index, turn in enumerate(turns):
+        if not previous_end == turn.start <= turn.action_end <= turn.end <= len(made):
+            raise RecordError(f"turn {index} {turn} does not follow its predecessor's end {previous_end}")
+        if not all(made[turn.start : turn.action_end]) or any(made[turn.action_end : turn.end]):
+            raise RecordError(f"turn {index}: its action and the policy spans differ")
+        if turn.phase is not Phase.OBSERVED and (index < len(turns) - 1 or turn.end != turn.action_end):
+            raise RecordError(f"turn {index} is {turn.phase.value} but tokens follow its action")
+        if turn.snapshot_before is not None and turn.snapshot_before not in snapshots:
+            raise RecordError(
+                f"turn {index} refers to snapshot {turn.snapshot_before}, which is not recorded"
+            )
+        previous_end = turn.end
+    if turns and previous_end != len(made):
+        raise RecordError(f"{len(made) - previous_end} response tokens lie behind the last turn")

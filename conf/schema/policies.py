@@ -1,0 +1,97 @@
+"""What becomes of rollouts that a step cuts off: the policies by name, their parameters and the bounds on all."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from midstream.conf.errors import Problem, closest, refuse
+from midstream.conf.schema.base import OBJECT_PATH, Count, Seconds, Section
+
+CutOffWord = Literal["nothing", "dropped", "emptied", "kept"]
+
+BUILT_IN: Mapping[str, CutOffWord] = {
+    "wait": "nothing",
+    "discard": "dropped",
+    "restart": "emptied",
+    "continue": "kept",
+    "rewind": "kept",
+    "naive": "kept",
+}
+"""The built-in policies, and what each does to a rollout at the moment that it is cut off."""
+
+
+def comes_back(policy: str) -> bool | None:
+    """Whether what is cut off waits for another step, which slime calls partial rollout.
+
+    None for a policy of the user's own: only its class knows.
+    """
+    return BUILT_IN[policy] in ("emptied", "kept") if policy in BUILT_IN else None
+
+
+def _policy_name(text: str) -> str:
+    if text not in BUILT_IN and not re.fullmatch(OBJECT_PATH, text):
+        meant = closest(text, BUILT_IN)
+        hint = f" (did you mean {meant!r}?)" if meant else ""
+        names = ", ".join(map(repr, BUILT_IN))
+        refuse([Problem("", text, f"use {names}, or package.module:Class for your own{hint}")])
+    return text
+
+
+PolicyName = Annotated[str, AfterValidator(_policy_name)]
+"""A built-in policy, or `package.module:Class`."""
+
+
+class RewindConfig(Section):
+    """Parameters of the policy `rewind`."""
+
+    max_lag: int = Field(default=8, ge=0)
+    """In policy versions: what older policies than that did to the environment is undone."""
+
+
+class PoliciesConfig(Section):
+    """Parameters of the resume policies, each under its name; those of policies that are not chosen lie idle."""
+
+    rewind: RewindConfig = Field(default_factory=RewindConfig)
+    custom: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for a policy class of your own."""
+
+
+Lag = Annotated[int, Field(ge=0)]
+
+
+class BoundsConfig(Section):
+    """Bounds that hold under every policy, each off where it is null; lags are in policy versions."""
+
+    trajectory: Lag | None = 16
+    """The largest lag of a rollout's first token."""
+    token: Lag | None = 16
+    """The largest lag of any of its tokens."""
+    environment: Lag | None = 16
+    """The largest lag of a write that survives in its environment."""
+    beyond: Literal["restart", "drop"] = "restart"
+    """What becomes of a rollout beyond one of these: it starts anew, or its group is dropped."""
+    passed_over: Count = 3
+    """A group that others were preferred to so often goes before all others."""
+    resumed_share: float = Field(default=1.0, gt=0, le=1)
+    """At most that share of the groups that a step asks for has begun before; one group may always."""
+    deadline_s: Seconds | None = None
+    """A rollout that is played for longer in one go is given up and masked; time in the buffer does not count."""
+
+
+def bound_problems(policy: str, policies: PoliciesConfig, bounds: BoundsConfig) -> Iterator[Problem]:
+    """What a policy lets pass must not be what a bound takes away."""
+    lag, cap = policies.rewind.max_lag, bounds.environment
+    if policy == "rewind" and cap is not None and lag > cap:
+        fix = f"use at most midstream.bounds.environment={cap}: beyond it nothing is left to rewind"
+        yield Problem("policies.rewind.max_lag", lag, fix)
+
+
+def deadline_problems(bounds: BoundsConfig, longest_s: float) -> Iterator[Problem]:
+    """One command, or the check of a task, must fit: ``longest_s`` is how long they may take."""
+    if bounds.deadline_s is not None and bounds.deadline_s <= longest_s:
+        fix = (
+            f"use more than {longest_s:g}, the longest that one command or check of the environment may take"
+        )
+        yield Problem("bounds.deadline_s", bounds.deadline_s, fix)

@@ -1,0 +1,71 @@
+"""How long a rollout waits: for its environment once the host has aborted, and for anything at all."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+# How often a wait looks whether the host has called the batch complete. Hosts offer a flag, not an event.
+ABORT_POLL_S = 0.05
+
+Result = TypeVar("Result")
+
+
+class Cut(Exception):
+    """The host called the batch complete while the environment was at work."""
+
+
+class Stuck(Exception):
+    """The play has lasted longer than its deadline."""
+
+
+class Patience:
+    """The waits of one play.
+
+    Once ``aborted()`` is true the environment gets ``abort_grace_s`` more. From ``begin`` on, the play as a
+    whole gets ``deadline_s``, without end where that is None.
+    """
+
+    def __init__(self, aborted: Callable[[], bool], abort_grace_s: float, deadline_s: float | None) -> None:
+        self._aborted = aborted
+        self._abort_grace_s = abort_grace_s
+        self._deadline_s = deadline_s
+        self._ends_at: float | None = None
+
+    def begin(self) -> None:
+        """Let the time to the deadline run from now."""
+        if self._deadline_s is not None:
+            self._ends_at = asyncio.get_running_loop().time() + self._deadline_s
+
+    def check(self) -> None:
+        """Raise Stuck where the deadline is over."""
+        if self._ends_at is not None and asyncio.get_running_loop().time() >= self._ends_at:
+            raise Stuck(f"played for more than {self._deadline_s:g} s")
+
+    async def for_engine(self, work: Awaitable[Result]) -> Result:
+        """Await a generation, which the host itself aborts; raises Stuck."""
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                return await work
+        except TimeoutError:
+            self.check()
+            raise
+
+    async def for_environment(self, work: Awaitable[Result]) -> Result:
+        """Await the environment; raises Cut or Stuck, and then ``work`` is cancelled and over."""
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        cut_at: float | None = None
+        try:
+            while True:
+                done, _ = await asyncio.wait({task}, timeout=ABORT_POLL_S)
+                if done:
+                    return task.result()
+                if cut_at is None and self._aborted():
+                    cut_at = loop.time() + self._abort_grace_s
+                if cut_at is not None and loop.time() >= cut_at:
+                    raise Cut
+                self.check()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,45 @@
+"""A host's group, member by member, as the buffer sees it."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from midstream.buffers.rollout import PartialRollout, Status
+from midstream.hooks.slime.sample import Group, recorded_rollout, rewrite, samples_of, store
+
+Decode = Callable[[list[int]], str]
+
+
+class SampleMember:
+    """The sample, or the samples, of one rollout in a group. ``decode`` makes text of response tokens."""
+
+    def __init__(self, group: Group, position: int, decode: Decode) -> None:
+        self._group = group
+        self._position = position
+        self._decode = decode
+        self._samples: list[Any] = list(samples_of([group[position]]))
+
+    @cached_property
+    def rollouts(self) -> Sequence[PartialRollout]:
+        """The records, read when they are asked for: that takes a while where rollouts are long."""
+        found = [recorded_rollout(sample) for sample in self._samples]
+        return [rollout for rollout in found if rollout is not None]
+
+    def store(self, rollout: PartialRollout) -> None:
+        """Write a rollout that has lost tokens into the first sample, which then is the member alone."""
+        sample = self._samples[0]
+        rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "")
+        store(sample, rollout)
+        sample.remove_sample = rollout.status is Status.FAILED
+        self._group[self._position] = sample
+        self.rollouts = [rollout]
+
+
+def members_of(group: Group, decode: Decode) -> list[SampleMember]:
+    """The members of a group, in order."""
+    return [SampleMember(group, position, decode) for position in range(len(group))]
+
+
+def has_begun(group: Group) -> bool:
+    """Whether the group has response tokens; reads no record."""
+    return any(sample.response_length for sample in samples_of(group))
