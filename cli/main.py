@@ -63,13 +63,27 @@ def _failure(error: Exception, settings: Settings) -> int:
 
 
 def _message(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name)):
+        return f"this needs {error.name}, which is not installed: {extra}"
     text = str(error).strip() or "no further message"
     return text if _is_expected(error) else f"{type(error).__name__}: {text}"
 
 
 def _is_expected(error: Exception) -> bool:
     """Whether the error was written for whoever runs the command: the system's own, or one of midstream's."""
+    if isinstance(error, ModuleNotFoundError):
+        return bool(_extra_with(error.name))
     return isinstance(error, OSError) or type(error).__module__.startswith("midstream.")
+
+
+def _extra_with(module: str | None) -> str:
+    """How a module is installed that does not come with midstream itself; "" for any other."""
+    package = (module or "").partition(".")[0]
+    if package in {"jinja2", "matplotlib"}:
+        return "pip install 'midstream[report]'"
+    if package in {"numpy", "safetensors", "torch", "transformers"}:
+        return "pip install 'midstream[local]', or `make setup` in a clone"
+    return "`make setup` in a clone installs it" if package in {"megatron", "sglang"} else ""
 
 
 def _is_wrong_usage(error: Exception) -> bool:

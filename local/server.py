@@ -28,6 +28,9 @@ _PUSH_TIMEOUT_S = 120.0
 _DEATH_NOTICE_S = 5.0
 """The whole server ends within a second of the death of one of its processes (see `engine.lifeline`)."""
 
+_PORT_LOST = "address already in use"
+"""What the server logs where it cannot listen."""
+
 _SHOWN_LOG_LINES = 25
 _READ_LOG_BYTES = 16384
 
@@ -137,6 +140,12 @@ class EngineServer:
                 waited_s = time.monotonic() - self._launched_at
                 if not self.alive():
                     raise ServerError(f"the server {self._end()} while starting.\n{self._log_excerpt()}")
+                if _PORT_LOST in self._log_tail():
+                    # It was free when it was chosen. The server lives on without it.
+                    raise ServerError(
+                        f"another process took port {self.port} while the server started: start again, or set "
+                        "server.port to one that nobody else uses"
+                    )
                 if waited_s > self._config.launch_timeout_s:
                     raise ServerError(
                         f"the server did not serve within server.launch_timeout_s = "
@@ -247,12 +256,15 @@ class EngineServer:
 
     def _log_excerpt(self) -> str:
         """The last lines that this launch has logged."""
+        lines = self._log_tail().splitlines()
+        shown = "\n".join(f"  {line}" for line in lines[-_SHOWN_LOG_LINES:]) or "  (nothing)"
+        return f"The last lines of {self.log_path}:\n{shown}"
+
+    def _log_tail(self) -> str:
         with self.log_path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_offset, end - _READ_LOG_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
-        shown = "\n".join(f"  {line}" for line in lines[-_SHOWN_LOG_LINES:]) or "  (nothing)"
-        return f"The last lines of {self.log_path}:\n{shown}"
+            return log.read().decode(errors="replace")
 
 
 def _usable_port(port: int | None) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from midstream.envs.ownership import claims
 from midstream.envs.ownership.owners import Owner
 from midstream.envs.pool.instances import layer_instances
+from midstream.envs.sandboxes.marks import place_of
 
 # A tree with more entries than this is measured no further.
 MOST_ENTRIES = 200_000
@@ -25,8 +26,9 @@ Noted = tuple[Kind, Path, Owner | None, claims.OwnerState]
 class Found:
     """A sandbox's directory, the layers that those of one backend share, or a temporary folder.
 
-    `bytes` is what it takes on disk, a lower bound where `is_more`; `processes` have it in their command line
-    or work in it, or are below one that does. `age_s` counts from the last change of the directory itself.
+    `bytes` is what it takes on disk, a lower bound where `is_more`; `processes` were started for it, have it in
+    their command line or work in it, or are below one that does. `age_s` counts from the last change of the
+    directory itself.
     """
 
     kind: Kind
@@ -102,6 +104,7 @@ def _processes_by_path(paths: Sequence[Path]) -> dict[Path, int]:
     """How many processes each path has."""
     children: dict[int, list[int]] = defaultdict(list)
     first: dict[Path, list[int]] = {path: [] for path in paths}
+    places = {path.name: path for path in paths}
     for process in Path("/proc").glob("[0-9]*"):
         pid = int(process.name)
         if pid == os.getpid():
@@ -112,6 +115,8 @@ def _processes_by_path(paths: Sequence[Path]) -> dict[Path, int]:
         except OSError:
             continue
         children[parent].append(pid)
+        if (place := places.get(place_of(pid))) is not None:
+            first[place].append(pid)
         with suppress(OSError):  # Another user's.
             told += "\0" + str((process / "cwd").readlink())
         told = f"\0{told}\0".replace("\0", "/\0/")

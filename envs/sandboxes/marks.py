@@ -19,9 +19,14 @@ END_TIMEOUT_S = 5.0
 READ_BYTES = 1 << 17
 
 
-def new_mark() -> str:
-    """A value of MARK for one sandbox of this process."""
-    return f"{this_process().label}+{secrets.token_hex(8)}"
+def new_mark(place: str = "") -> str:
+    """A value of MARK for one sandbox of this process, whose directory has this name."""
+    return f"{this_process().label}+{place.replace('+', '-')}.{secrets.token_hex(8)}"
+
+
+def place_of(pid: int) -> str:
+    """The name of the directory of the sandbox that a process was started for; "" where nothing tells."""
+    return _mark_of(pid).rpartition("+")[2].rpartition(".")[0]
 
 
 def processes_of(session: int, mark: str) -> list[int]:

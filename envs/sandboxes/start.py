@@ -68,7 +68,7 @@ async def start_shell(
     raises, too. Nothing is left then.
     """
     loop = asyncio.get_running_loop()
-    mark = new_mark()
+    mark = new_mark(directory.name)
     try:
         started = await loop.run_in_executor(
             spawner(), partial(_spawned, isolation, directory, {**environment, MARK: mark})

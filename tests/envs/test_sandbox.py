@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream.envs.errors import EnvironmentFailure
+from midstream.envs.pool.inventory import inventory
 from midstream.envs.sandboxes.choose import choose_backend
 from midstream.envs.sandboxes.protocol import SandboxSpec
 from midstream.envs.store.store import SnapshotStore
@@ -18,6 +19,7 @@ import sys
 sys.modules["midstream.envs.sandboxes.overlay._native"] = None
 from pathlib import Path
 from midstream.envs.errors import SandboxFailure
+from midstream.envs.pool.inventory import inventory
 from midstream.envs.sandboxes.choose import choose_backend
 from midstream.envs.sandboxes.isolation import choose_isolation
 from midstream.envs.store.store import SnapshotStore
@@ -56,6 +58,13 @@ def test_a_file_that_is_not_there_spoils_nothing(sandbox, loop):
         loop.run(sandbox.write_file("a/b", b"under a file"))
     assert loop.run(sandbox.read_file("a", 100)) == b"one\n"
     assert loop.run(sandbox.exec("cat a", TIMEOUT_S)).output == "one\n"
+
+
+def test_the_inventory_counts_the_processes_of_a_sandbox(sandbox, loop):
+    loop.run(sandbox.exec("sleep 1000 & sleep 1000 &", TIMEOUT_S))
+    (found,) = [it for it in inventory([sandbox._files.directory.parent], None) if it.path.name == sandbox.id]
+    # bubblewrap, its shell, and what that runs.
+    assert found.processes == 4
 
 
 def test_without_a_compiler_workspaces_are_plain_folders(bubblewrap, tmp_path: Path):

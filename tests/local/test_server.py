@@ -129,6 +129,20 @@ def test_port_in_use_is_named_and_nothing_is_launched(make_server: Callable[...,
     assert not server.log_path.exists()
 
 
+def test_a_port_that_is_lost_while_the_server_starts_is_named(
+    make_server: Callable[..., EngineServer],
+) -> None:
+    server = make_server()
+    server.launch(weight_version=0)
+    # It loads its model first, and listens half a minute later.
+    with (
+        socket.create_server(("127.0.0.1", server.port)),
+        pytest.raises(ServerError, match=rf"another process took port {server.port}"),
+    ):
+        server.wait_healthy()
+    assert not server.alive()
+
+
 def test_missing_checkpoint_is_named(make_server: Callable[..., EngineServer]) -> None:
     with pytest.raises(ServerError, match=r"/nowhere .*config\.json"):
         make_server(Path("/nowhere")).launch(weight_version=0)
