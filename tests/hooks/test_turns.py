@@ -427,7 +427,8 @@ def test_snapshots_are_signed_with_the_version_and_turn_that_led_to_them() -> No
 @pytest.mark.parametrize(
     ("engine_s", "snapshot_s", "at_least_s", "at_most_s"),
     # Two snapshots: one after the start, one after the only step that does not end the episode.
-    [(0.0, 0.5, 0.5, 1.1), (0.8, 0.2, 0.0, 0.2)],
+    # The bounds leave room for a busy machine.
+    [(0.0, 0.5, 0.5, 2.0), (1.2, 0.3, 0.0, 0.3)],
     ids=["nothing hides them", "the engine hides them"],
 )
 def test_what_a_rollout_waited_for_its_snapshots_is_in_its_record(
