@@ -1,7 +1,6 @@
 """The policy `rewind` on a real workspace: who wrote what decides how far its files go back."""
 
 import asyncio
-import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from midstream.hooks.slime.generate import generate
 from midstream.hooks.slime.sample import recorded_rollout, task_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of
 from midstream.local.sample import Sample
-from tests.hooks.scripted import ScriptedEngine, WordTokenizer
+from tests.hooks.host import host_args
+from tests.hooks.scripted import ScriptedEngine
 
 # `add 2` writes a file of that name, `obs` reads; the words are all that the scripted engine knows.
 SHELL = 'add() { echo more >> "$1"; }\nobs() { ls; }\n'
@@ -29,20 +29,12 @@ def args(tmp_path: Path) -> Namespace:
             "eval_cmd": "test ! -e 2 && grep -q more 3",
         },
     }
-    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
-    return Namespace(
-        prompt_data=str(tmp_path / "tasks.jsonl"),
-        rollout_shuffle=False,
-        rollout_seed=0,
+    return host_args(
+        tmp_path,
+        [task],
         n_samples_per_prompt=1,
         rollout_batch_size=1,
         over_sampling_batch_size=1,
-        partial_rollout=True,
-        buffer_filter_path=None,
-        rollout_function_path="midstream.local.rollout.generate_rollout",
-        sglang_router_ip="127.0.0.1",
-        sglang_router_port=9,
-        generate_state=Namespace(tokenizer=WordTokenizer(), aborted=False),
         midstream={
             "run_dir": str(tmp_path),
             "resume_policy": "rewind",

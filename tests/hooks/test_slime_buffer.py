@@ -18,6 +18,7 @@ from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, tally_of
 from midstream.local.sample import Sample
+from tests.hooks.host import host_args
 from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 
@@ -38,24 +39,11 @@ class DropLong(Policy):
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    tasks = tmp_path / "tasks.jsonl"
-    line = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-    tasks.write_text("".join(json.dumps(line) + "\n" for _ in range(4)))
-    return Namespace(
-        prompt_data=str(tasks),
-        rollout_shuffle=False,
-        rollout_seed=0,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        over_sampling_batch_size=4,
-        partial_rollout=True,
-        buffer_filter_path=None,
-        rollout_function_path="midstream.local.rollout.generate_rollout",
-        save=None,
-        load=None,
-        sglang_router_ip="127.0.0.1",
+    task = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
+    return host_args(
+        tmp_path,
+        [task] * 4,
         sglang_router_port=hash(tmp_path) % 60_000,  # an engine of its own for each test
-        generate_state=Namespace(tokenizer=WordTokenizer(), aborted=False),
         midstream={
             "run_dir": str(tmp_path),
             "resume_policy": "rewind",

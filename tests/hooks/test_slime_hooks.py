@@ -18,6 +18,7 @@ from midstream.hooks.slime.log import staleness_metrics
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
+from tests.hooks.host import host_args
 from tests.hooks.scripted import WordTokenizer
 
 TASKS = 6
@@ -25,24 +26,12 @@ TASKS = 6
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    tasks = tmp_path / "tasks.jsonl"
-    line = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-    tasks.write_text("".join(json.dumps(line | {"label": str(number)}) + "\n" for number in range(TASKS)))
-    return Namespace(
-        prompt_data=str(tasks),
-        rollout_shuffle=False,
-        rollout_seed=0,
-        n_samples_per_prompt=2,
-        rollout_batch_size=2,
-        over_sampling_batch_size=4,
-        partial_rollout=True,
-        buffer_filter_path=None,
-        rollout_function_path="midstream.local.rollout.generate_rollout",
+    task = {"prompt": "7", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
+    return host_args(
+        tmp_path,
+        [task | {"label": str(number)} for number in range(TASKS)],
         save=str(tmp_path / "checkpoint"),
         load=str(tmp_path / "checkpoint"),
-        sglang_router_ip="127.0.0.1",
-        sglang_router_port=9,
-        generate_state=Namespace(tokenizer=WordTokenizer()),
         midstream={"run_dir": str(tmp_path), "resume_policy": "continue"},
     )
 
