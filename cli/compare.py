@@ -131,7 +131,11 @@ def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:
     from midstream.envs.protocol import find_factory
     from midstream.envs.tasks import load_tasks
 
-    for config in configs.values():
+    # Strategies mostly share them, and a file may be long.
+    distinct = {
+        (config.tasks.path, config.midstream.environment.factory): config for config in configs.values()
+    }
+    for config in distinct.values():
         check = getattr(find_factory(config.midstream), "check_task", None)
         if config.tasks.path is not None:
             load_tasks(config.tasks.path, check)

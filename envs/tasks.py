@@ -73,8 +73,7 @@ def parse_task(line: str | bytes, check: Check | None = None) -> Task:
         ) from error
     label = _member(value, "label", str, type(None), default=None)
     metadata = _member(value, "metadata", dict)
-    if RESERVED in metadata:
-        raise TasksError(f"metadata.{RESERVED} is where rollouts keep their record; use another key")
+    _check_reserved(metadata)
     if check is not None:
         check(metadata)
     return Task(prompt, label, metadata)
@@ -82,8 +81,7 @@ def parse_task(line: str | bytes, check: Check | None = None) -> Task:
 
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Raises TasksError where a workspace could not be set up or scored from this."""
-    if RESERVED in metadata:
-        raise TasksError(f"metadata.{RESERVED} is where rollouts keep their record; use another key")
+    _check_reserved(metadata)
     files = _member(metadata, "metadata.files", dict, default={})
     for name, text in files.items():
         if not isinstance(text, str):
@@ -100,6 +98,11 @@ def check_metadata(metadata: dict[str, Any]) -> None:
             raise TasksError(f"metadata.pre_commands[{index}] must be a string, found {_named(command)}")
     _member(metadata, "metadata.eval_cmd", str)
     _check_inside("metadata.workdir", _member(metadata, "metadata.workdir", str, default="."))
+
+
+def _check_reserved(metadata: dict[str, Any]) -> None:
+    if RESERVED in metadata:
+        raise TasksError(f"metadata.{RESERVED} is where rollouts keep their record; use another key")
 
 
 def _check_inside(what: str, name: str) -> None:

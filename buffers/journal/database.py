@@ -12,6 +12,7 @@ from pathlib import Path
 
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.schema import FORMAT, SCHEMA
+from midstream.envs.store.index import transaction
 from midstream.envs.store.packs import sync_directory
 
 NAME = "journal.sqlite"
@@ -61,14 +62,9 @@ class Database:
         with self.reading() as connection:
             if durable:
                 connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+                with transaction(connection):
+                    yield connection
             finally:
                 if durable:
                     connection.execute("PRAGMA synchronous = NORMAL")

@@ -112,14 +112,8 @@ class Index:
             if self._fsync != "never":
                 level = "FULL" if durable or self._fsync == "always" else "NORMAL"
                 connection.execute(f"PRAGMA synchronous = {level}")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
 
     def _connection(self) -> sqlite3.Connection:
         known: tuple[int, sqlite3.Connection] | None = getattr(self._local, "connection", None)
@@ -170,6 +164,19 @@ class Index:
         with self.reading() as connection:
             query = "SELECT 1 FROM snapshots WHERE id = ? AND NOT pruned"
             return connection.execute(query, (snapshot_id,)).fetchone() is not None
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """One that sees no other writer: all of the block happens, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

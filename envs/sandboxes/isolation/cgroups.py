@@ -228,9 +228,8 @@ def _is_own(path: Path) -> bool:
 
 
 def _candidates() -> Iterator[CgroupRoot]:
-    own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     mounts = [line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for _, controllers, path in own:
+    for controllers, path in _groups_of("self"):
         for mount in mounts:
             dash = mount.index("-")
             kind, options = mount[dash + 1], mount[dash + 3].split(",")
@@ -245,9 +244,14 @@ def _candidates() -> Iterator[CgroupRoot]:
 
 
 def _memory_group_of_this_thread() -> str | None:
-    lines = Path("/proc/thread-self/cgroup").read_text().splitlines()
-    groups = (line.split(":", 2) for line in lines)
-    return next((path for _, controllers, path in groups if "memory" in controllers.split(",")), None)
+    groups = _groups_of("thread-self")
+    return next((path for controllers, path in groups if "memory" in controllers.split(",")), None)
+
+
+def _groups_of(task: str) -> list[tuple[str, str]]:
+    """Of a name in /proc: the controllers of each hierarchy, none for version 2, and its group there."""
+    lines = Path(f"/proc/{task}/cgroup").read_text().splitlines()
+    return [(controllers, path) for _, controllers, path in (line.split(":", 2) for line in lines)]
 
 
 def _below(mount_point: str, mounted: str, path: str) -> Path:
