@@ -7,7 +7,7 @@ which it can go on again, and never leaves an environment open.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from midstream.envs.errors import (
     SnapshotDamaged,
     SnapshotMissing,
 )
-from midstream.envs.protocol import Environment, EnvironmentFactory, Step, Task
+from midstream.envs.protocol import Environment, EnvironmentFactory, Snapshot, Step, Task
 from midstream.hooks.engine import Engine
 from midstream.hooks.patience import ABORT_POLL_S, Cut, Patience, Stuck
 from midstream.hooks.release import give_up, released
@@ -39,6 +39,7 @@ class Play:
     resumes. ``keeps_environment`` False lets a resumed transcript go on in an environment that starts
     anew (the ``naive`` policy). ``may_go_on`` False says that nobody resumes what the host cuts off: its
     environment and snapshots are given up at once. ``deadline_s`` bounds one play, from ``run`` on.
+    ``release`` is told of snapshots that this rollout no longer needs, and says which of them nobody does.
     """
 
     rollout: PartialRollout
@@ -55,6 +56,7 @@ class Play:
     keeps_environment: bool = True
     may_go_on: bool = True
     deadline_s: float | None = None
+    release: Callable[[Iterable[Snapshot]], list[Snapshot]] = list
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
     _context_is_full: bool = field(default=False, init=False)
@@ -129,7 +131,7 @@ class Play:
         if self.keeps_environment and rollout.snapshot is None and rollout.turns:
             left = rollout.rewind_to_snapshot()
             self.sink.rewrite(rollout)
-            await give_up(self.environments, left)
+            await give_up(self.environments, self.release(left))
         goes_on = rollout.status is Status.ABORTED and bool(rollout.turns)
         if self.keeps_environment and rollout.snapshot is not None:
             environment = await self._patience.for_environment(self._restored(rollout.snapshot))
@@ -267,7 +269,7 @@ class Play:
     async def _give_up(self) -> None:
         """Tell the environments that nobody will resume from this rollout's snapshots."""
         await self._close()
-        await give_up(self.environments, self.rollout.snapshots.values())
+        await give_up(self.environments, self.release(self.rollout.snapshots.values()))
 
     async def _close(self) -> None:
         if self._snapshotting is not None:

@@ -14,7 +14,7 @@ from midstream.buffers.waiting import Waiting
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
-from midstream.hooks.slime.settings import abandoned_of, engine_of, layer_of, policy_of, tally_of
+from midstream.hooks.slime.settings import abandoned_of, engine_of, holds_of, layer_of, policy_of, tally_of
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class DataSource:
             begun=has_begun,
             select=self._select(),
             tally=self.counters,
-            abandon=abandoned_of(args).extend,
+            abandon=lambda snapshots: abandoned_of(args).extend(holds_of(args).release(snapshots)),
         )
 
     @property

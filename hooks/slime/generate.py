@@ -15,6 +15,7 @@ from midstream.hooks.slime.settings import (
     abandoned_of,
     engine_of,
     environments_of,
+    holds_of,
     layer_of,
     policy_of,
     tally_of,
@@ -54,6 +55,7 @@ async def generate(
         keeps_environment=policy.keeps_environment,
         may_go_on=policy.cut_off in (CutOff.KEPT, CutOff.NOTHING),
         deadline_s=layer.bounds.deadline_s,
+        release=holds_of(args).release,
     )
     try:
         await play.run()

@@ -4,6 +4,7 @@ import functools
 import json
 from argparse import Namespace
 
+from midstream.buffers.holds import Holds
 from midstream.buffers.policies.base import Policy
 from midstream.buffers.policies.load import load_policy
 from midstream.buffers.tally import Tally
@@ -38,6 +39,11 @@ def policy_of(args: Namespace) -> Policy:
 def tally_of(args: Namespace) -> Tally:
     """What became of the rollouts that waited; one per process."""
     return _tally(_settings_of(args))
+
+
+def holds_of(args: Namespace) -> Holds:
+    """Which snapshots must outlast the rollouts that made them; one per process."""
+    return _holds(_settings_of(args))
 
 
 def abandoned_of(args: Namespace) -> list[Snapshot]:
@@ -77,6 +83,11 @@ def _policy(settings: str) -> Policy:
 @functools.cache
 def _tally(settings: str) -> Tally:
     return Tally()
+
+
+@functools.cache
+def _holds(settings: str) -> Holds:
+    return Holds()
 
 
 @functools.cache
