@@ -104,6 +104,8 @@ class Run:
         close = getattr(self._environments, "close", None)
         if close is not None:
             await close()
+        if hasattr(self._data_source, "close"):
+            self._data_source.close()
 
     def _step(self, step: int) -> None:
         before = self._totals()
