@@ -17,11 +17,11 @@ from midstream.hooks.slime import buffer
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import recorded_rollout, store
-from midstream.hooks.slime.settings import abandoned_of, environments_of, holds_of
+from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, holds_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.played import play
-from tests.hooks.scripted import NumberEnvironments
+from tests.hooks.scripted import NumberEnvironments, ScriptedEngine
 
 TASKS = 6
 MEMBERS = 2
@@ -272,6 +272,46 @@ def test_a_run_directory_that_cannot_be_written_is_refused(jobs: Jobs) -> None:
     jobs.run_dir.write_text("a file")
     with pytest.raises(JournalError, match=r"cannot write the journal in .*run/buffer .*set run_dir"):
         jobs.start()
+
+
+def answered(jobs: Jobs, *engines: ScriptedEngine) -> list[int]:
+    """The versions under which a restarted job sees each of these engines, and the one before the first."""
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    play(group[0], (7, ""))
+    source.add_samples([group])
+    source.save(0)
+    jobs.start(load=0)
+    client = engine_of(jobs.args)
+    seen = [client.version]
+
+    async def ask() -> None:
+        for engine in engines:
+            async with engine.serving() as url:
+                client.url = url
+                generation = await client.generate([13], {})
+                assert generation.spans[-1].version == client.version
+                seen.append(client.version)
+        await client.close()
+
+    asyncio.run(ask())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("engines", "seen"),
+    [
+        ((1, 2, 5), [8, 8, 9, 12]),
+        ((0, 1), [8, 8, 9]),
+        ((7, 8), [8, 8, 9]),
+        ((8, 9), [8, 8, 9]),
+        ((20,), [8, 20]),
+    ],
+)
+def test_versions_go_on_where_an_engine_counts_anew(
+    jobs: Jobs, engines: tuple[int, ...], seen: list[int]
+) -> None:
+    assert answered(jobs, *(ScriptedEngine([("add <end>", "stop")], version) for version in engines)) == seen
 
 
 def waiting_on_snapshots(jobs: Jobs, policy: str) -> DataSource:
