@@ -388,3 +388,37 @@ async def _opens(args: Namespace) -> bool:
     source = DataSource(args)
     source.close()
     return True
+
+
+def streamed(sample: Sample, status: Sample.Status = Sample.Status.ABORTED) -> None:
+    """What a generate function of the host's own leaves: two tokens of the model around one of a tool."""
+    sample.tokens = [13, 1, 9, 1]
+    sample.response, sample.response_length = "add obs add", 3
+    sample.loss_mask, sample.rollout_log_probs = [1, 0, 1], [-0.5, 0.0, -0.25]
+    sample.weight_versions, sample.status = ["4"], status
+
+
+def test_samples_of_the_hosts_own_generate_outlast_a_restart(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    streamed(group[0])
+    source.add_samples([group])
+    source.save(0)
+    before = [sample.to_dict() for sample in group]
+    status = status_of(jobs.run_dir / "buffer")
+    assert (status.buffered.tokens, status.oldest_version) == (3, 4)
+    [again] = jobs.start(load=0).get_samples(1)
+    assert [sample.to_dict() for sample in again] == before
+
+
+def test_samples_of_the_hosts_own_generate_start_anew(jobs: Jobs) -> None:
+    jobs.args.midstream["resume_policy"] = "restart"
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    streamed(group[0])
+    source.add_samples([group])
+    [[sample, _]] = source.get_samples(1)
+    assert (sample.tokens, sample.response, sample.response_length) == ([13], "", 0)
+    assert (sample.status, sample.weight_versions) == (Sample.Status.PENDING, [])
+    assert "midstream" not in sample.metadata
+    assert source.counters.discarded_tokens == {"cut_off": 2}
