@@ -8,14 +8,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from midstream.buffers.rollout import PartialRollout, RecordError, Status
+from midstream.buffers.rollout import COLUMNS, PartialRollout, RecordError, Status
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Generation
 from midstream.hooks.rules import Tokenizer
 
 RECORD_KEY = "midstream"
 # Fields of the record that the sample holds under its own names.
-_IN_SAMPLE = ("prompt_tokens", "tokens", "log_probs", "loss_mask", "status", "reward")
+_IN_SAMPLE = (*COLUMNS, "status", "reward")
 
 # A host's group: samples of one prompt, or lists of samples where a rollout was split into several.
 Group = list[Any]
@@ -81,10 +81,7 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     rollout.check()
     if sample.tokens != rollout.prompt_tokens + rollout.tokens:
         raise RecordError(f"sample {sample.index}: its tokens differ from the record's")
-    record = rollout.to_json()
-    for name in _IN_SAMPLE:
-        del record[name]
-    sample.metadata[RECORD_KEY] = record
+    sample.metadata[RECORD_KEY] = rollout.to_json(without=_IN_SAMPLE)
     sample.status = type(sample).Status(rollout.status.value)
     sample.reward = rollout.reward
     if rollout.status is Status.FAILED:
