@@ -258,7 +258,7 @@ class PartialRollout:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Rebuild a rollout; raises RecordError if the value's parts contradict each other."""
+        """Rebuild a rollout, which takes over the columns; raises RecordError if the parts contradict each other."""
         if unknown := value.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise RecordError(
                 f"unknown fields {sorted(unknown)}: the record is of another version of midstream"
@@ -270,7 +270,6 @@ class PartialRollout:
                 "spans": [Span(*span) for span in value["spans"]],
                 "turns": [Turn(**(turn | {"phase": Phase(turn["phase"])})) for turn in value["turns"]],
                 "snapshots": {key: Snapshot.from_json(item) for key, item in value["snapshots"].items()},
-                **{name: list(value[name]) for name in COLUMNS},
             }
         )
         rollout.check()

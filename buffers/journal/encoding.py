@@ -31,6 +31,9 @@ _TOKEN_WIDTHS, _MASK_WIDTHS, _LOG_PROB_WIDTHS = (3, 8), (1, 8), (4, 8)
 # The name of the log-probs where those of the model's tokens are all that is stored.
 _OF_THE_MODEL = "model_log_probs"
 
+# Without looking for loops, in which a record cannot lie.
+_as_text = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
 # Bytes of each number, and the numbers.
 Column = tuple[int, bytes]
 
@@ -58,9 +61,7 @@ def encode(rollout: PartialRollout) -> bytes:
     """
     columns = _columns_of(rollout)
     layout = {name: (width, len(column)) for name, (width, column) in columns.items()}
-    described = json.dumps(
-        {"record": rollout.to_json(without=COLUMNS), "columns": layout}, separators=(",", ":")
-    )
+    described = _as_text({"record": rollout.to_json(without=COLUMNS), "columns": layout})
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(described.encode("ascii"))
     head = _HEAD.pack(_MAGIC, FORMAT, len(packed))
     return b"".join([head, packed, *(column for _, column in columns.values())])

@@ -57,8 +57,8 @@ def recorded_rollout(sample: Any) -> PartialRollout | None:
             **record,
             "prompt_tokens": sample.tokens[:split],
             "tokens": sample.tokens[split:],
-            "log_probs": sample.rollout_log_probs or [],
-            "loss_mask": sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length,
+            "log_probs": list(sample.rollout_log_probs or ()),
+            "loss_mask": [1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask),
             "status": sample.status.value,
             "reward": sample.reward,
         }

@@ -1,5 +1,6 @@
 """A rollout goes through bytes unchanged, and bytes that are none are refused."""
 
+import dataclasses
 import math
 import random
 import struct
@@ -65,6 +66,25 @@ def test_log_probs_keep_every_bit() -> None:
     assert [struct.pack("d", value) for value in decode(encode(rollout)).log_probs] == [
         struct.pack("d", value) for value in rollout.log_probs
     ]
+
+
+def test_log_probs_outside_the_spans_keep_every_bit() -> None:
+    rollout = long_rollout(4)
+    rollout.finish_action()
+    rollout.append_observation([5, 6])
+    assert len(encode(rollout)) < len(encode(dataclasses.replace(rollout, log_probs=[0.5] * 6)))
+    for odd in (-0.0, 0.1, -math.inf):
+        rollout.log_probs[5] = odd
+        assert [struct.pack("d", value) for value in decode(encode(rollout)).log_probs] == [
+            struct.pack("d", value) for value in rollout.log_probs
+        ]
+
+
+def test_spans_that_leave_the_tokens_are_refused() -> None:
+    rollout = long_rollout(10)
+    rollout.spans.append(Span(7, 10, 11))
+    with pytest.raises(RecordError, match="leaves the 10 response tokens"):
+        encode(rollout)
 
 
 def test_the_summary_is_the_rollouts() -> None:
