@@ -22,7 +22,7 @@ class SampleMember:
     @cached_property
     def rollouts(self) -> Sequence[PartialRollout]:
         """The records, read when they are asked for: that takes a while where rollouts are long."""
-        found = [recorded_rollout(sample) for sample in self._samples]
+        found = [recorded_rollout(sample, shared=True) for sample in self._samples]
         return [rollout for rollout in found if rollout is not None]
 
     def store(self, rollout: PartialRollout) -> None:

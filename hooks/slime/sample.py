@@ -37,8 +37,11 @@ def samples_of(group: Group) -> Iterator[Any]:
             yield member
 
 
-def recorded_rollout(sample: Any) -> PartialRollout | None:
+def recorded_rollout(sample: Any, *, shared: bool = False) -> PartialRollout | None:
     """Return the rollout that ``sample`` carries, None where it has not begun.
+
+    Where it is ``shared``, its log-probs and mask are the sample's own lists, which spares copies of what may be
+    long: nothing may be appended to it.
 
     Raises:
         RecordError: the sample has response tokens that no record explains, or they disagree with it.
@@ -52,13 +55,15 @@ def recorded_rollout(sample: Any) -> PartialRollout | None:
             )
         return None
     split = len(sample.tokens) - sample.response_length
+    log_probs = sample.rollout_log_probs or []
+    loss_mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     return PartialRollout.from_json(
         {
             **record,
             "prompt_tokens": sample.tokens[:split],
             "tokens": sample.tokens[split:],
-            "log_probs": list(sample.rollout_log_probs or ()),
-            "loss_mask": [1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask),
+            "log_probs": log_probs if shared else list(log_probs),
+            "loss_mask": loss_mask if shared else list(loss_mask),
             "status": sample.status.value,
             "reward": sample.reward,
         }
