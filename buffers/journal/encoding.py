@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import zstandard
+from pydantic_core import PydanticSerializationError, to_json
 
 from midstream.buffers.journal.columns import floats, floats_of, integers, integers_of
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
@@ -31,11 +32,8 @@ _TOKEN_WIDTHS, _MASK_WIDTHS, _LOG_PROB_WIDTHS = (3, 8), (1, 8), (4, 8)
 # The name of the log-probs where those of the model's tokens are all that is stored.
 _OF_THE_MODEL = "model_log_probs"
 
-# Without looking for loops, in which a record cannot lie.
-_as_text = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-
-# Bytes of each number, and the numbers.
-Column = tuple[int, bytes]
+# Bytes of each number, and the numbers in as many parts as they come.
+Parts = tuple[int, Sequence[bytes | memoryview]]
 
 
 def member_of(rollout: PartialRollout) -> Member:
@@ -60,11 +58,11 @@ def encode(rollout: PartialRollout) -> bytes:
         RecordError: its spans overlap or leave its tokens.
     """
     columns = _columns_of(rollout)
-    layout = {name: (width, len(column)) for name, (width, column) in columns.items()}
-    described = _as_text({"record": rollout.to_json(without=COLUMNS), "columns": layout})
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(described.encode("ascii"))
+    layout = {name: (width, sum(map(len, parts))) for name, (width, parts) in columns.items()}
+    described = _as_json({"record": rollout.to_json(without=COLUMNS), "columns": layout})
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(described)
     head = _HEAD.pack(_MAGIC, FORMAT, len(packed))
-    return b"".join([head, packed, *(column for _, column in columns.values())])
+    return b"".join([head, packed, *(part for _, parts in columns.values() for part in parts)])
 
 
 def decode(payload: bytes) -> PartialRollout:
@@ -98,25 +96,31 @@ def decode(payload: bytes) -> PartialRollout:
     return PartialRollout.from_json(record)
 
 
-def _columns_of(rollout: PartialRollout) -> dict[str, Column]:
-    made = made_by_the_model(rollout.spans, len(rollout.tokens))
-    columns = {
-        name: _narrowest(integers, name, getattr(rollout, name), _TOKEN_WIDTHS)
-        for name in ("prompt_tokens", "tokens")
-    }
-    mask = _narrowest(integers, "loss_mask", rollout.loss_mask, _MASK_WIDTHS)
-    if mask != (1, made):
-        columns["loss_mask"] = mask
+def _as_json(value: dict[str, Any]) -> bytes:
+    try:
+        return to_json(value, inf_nan_mode="constants")
+    except PydanticSerializationError:  # a lone surrogate, as in the name of a file that is not UTF-8
+        return json.dumps(value).encode("ascii")
+
+
+def _columns_of(rollout: PartialRollout) -> dict[str, Parts]:
+    columns: dict[str, Parts] = {}
+    for name in ("prompt_tokens", "tokens"):
+        width, column = _narrowest(integers, name, getattr(rollout, name), _TOKEN_WIDTHS)
+        columns[name] = width, [column]
+    width, mask = _narrowest(integers, "loss_mask", rollout.loss_mask, _MASK_WIDTHS)
+    if mask != made_by_the_model(rollout.spans, len(rollout.tokens)):
+        columns["loss_mask"] = width, [mask]
     width, log_probs = _narrowest(floats, "log_probs", rollout.log_probs, _LOG_PROB_WIDTHS)
-    of_the_model, others = _parted(log_probs, width, rollout.spans)
-    if len(rollout.log_probs) == len(rollout.tokens) and others == bytes(len(others)):
+    of_the_model, others = _parted(memoryview(log_probs), width, rollout.spans)
+    if len(rollout.log_probs) == len(rollout.tokens) and all(part == bytes(len(part)) for part in others):
         columns[_OF_THE_MODEL] = width, of_the_model
     else:
-        columns["log_probs"] = width, log_probs
+        columns["log_probs"] = width, [log_probs]
     return columns
 
 
-def _lists_of(columns: dict[str, Column], spans: list[list[int]]) -> dict[str, list[Any]]:
+def _lists_of(columns: dict[str, tuple[int, bytes]], spans: list[list[int]]) -> dict[str, list[Any]]:
     """The inverse of `_columns_of`."""
     lists: dict[str, list[Any]] = {
         name: integers_of(column, width)
@@ -137,7 +141,7 @@ def _lists_of(columns: dict[str, Column], spans: list[list[int]]) -> dict[str, l
 
 def _narrowest(
     packed: Callable[[list[Any], int], bytes | None], name: str, values: list[Any], widths: Sequence[int]
-) -> Column:
+) -> tuple[int, bytes]:
     try:
         for width in widths:
             if (column := packed(values, width)) is not None:
@@ -149,14 +153,16 @@ def _narrowest(
     raise AssertionError(f"no number takes more than {widths[-1]} bytes")
 
 
-def _parted(column: bytes, width: int, spans: Sequence[Span]) -> tuple[bytes, bytes]:
+def _parted(
+    column: memoryview, width: int, spans: Sequence[Span]
+) -> tuple[list[memoryview], list[memoryview]]:
     """What lies within the spans, and what between them."""
     within, between, at = [], [], 0
     for span in spans:
         between.append(column[at * width : span.start * width])
         within.append(column[span.start * width : span.end * width])
         at = span.end
-    return b"".join(within), b"".join([*between, column[at * width :]])
+    return within, [*between, column[at * width :]]
 
 
 def _spread(within: bytes, width: int, spans: Sequence[Span], length: int) -> bytes:

@@ -20,7 +20,8 @@ numbers = st.integers(0, 200_000)
 @st.composite
 def rollouts(draw: st.DrawFn) -> PartialRollout:
     """Rollouts of a few turns, some tokens of which do not count."""
-    rollout = PartialRollout("prompt\udc80", "group", prompt_tokens=draw(st.lists(numbers, max_size=5)))
+    key = draw(st.sampled_from(["prompt", "prömpt\0", "prompt\udc80"]))
+    rollout = PartialRollout(key, "group", prompt_tokens=draw(st.lists(numbers, max_size=5)))
     for turn in range(draw(st.integers(0, 3))):
         change = Change(draw(st.text(max_size=5)), "modified", turn)
         rollout.enter(Snapshot(id=f"s{turn}", digest=f"d{turn}", changes=(change,)))
