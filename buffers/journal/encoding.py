@@ -113,7 +113,7 @@ def _columns_of(rollout: PartialRollout) -> dict[str, Parts]:
         columns["loss_mask"] = width, [mask]
     width, log_probs = _narrowest(floats, "log_probs", rollout.log_probs, _LOG_PROB_WIDTHS)
     of_the_model, others = _parted(memoryview(log_probs), width, rollout.spans)
-    if len(rollout.log_probs) == len(rollout.tokens) and all(part == bytes(len(part)) for part in others):
+    if len(rollout.log_probs) == len(rollout.tokens) and others == bytes(len(others)):
         columns[_OF_THE_MODEL] = width, of_the_model
     else:
         columns["log_probs"] = width, [log_probs]
@@ -153,16 +153,14 @@ def _narrowest(
     raise AssertionError(f"no number takes more than {widths[-1]} bytes")
 
 
-def _parted(
-    column: memoryview, width: int, spans: Sequence[Span]
-) -> tuple[list[memoryview], list[memoryview]]:
+def _parted(column: memoryview, width: int, spans: Sequence[Span]) -> tuple[list[memoryview], bytes]:
     """What lies within the spans, and what between them."""
     within, between, at = [], [], 0
     for span in spans:
         between.append(column[at * width : span.start * width])
         within.append(column[span.start * width : span.end * width])
         at = span.end
-    return within, [*between, column[at * width :]]
+    return within, b"".join([*between, column[at * width :]])
 
 
 def _spread(within: bytes, width: int, spans: Sequence[Span], length: int) -> bytes:
