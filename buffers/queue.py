@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 Group = TypeVar("Group")
 Select = Callable[[list[Group], int], list[Group]]
@@ -16,14 +16,6 @@ def oldest_first(groups: list[Group], count: int) -> list[Group]:
     chosen = groups[:count]
     del groups[:count]
     return chosen
-
-
-class _Entry(NamedTuple, Generic[Group]):
-    """A group that waits; ``takes`` is how many there had been when it came."""
-
-    group: Group
-    begun: bool
-    takes: int
 
 
 class Queue(Generic[Group]):
@@ -50,36 +42,36 @@ class Queue(Generic[Group]):
         self._limit = passed_over
         self._share = resumed_share
         # By the group's id(), in the order in which they came. Those that came first were passed over most often.
-        self._entries: dict[int, _Entry[Group]] = {}
-        self._fresh: dict[int, _Entry[Group]] = {}  # those that have not begun
+        self._groups: dict[int, Group] = {}
+        self._fresh: dict[int, Group] = {}  # of these the ones that have not begun
+        self._takes_before: dict[int, int] = {}  # how many takes there had been when a group came
         self._takes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._groups)
 
     @property
     def groups(self) -> list[Group]:
         """What waits, oldest first; not to be changed."""
-        return [entry.group for entry in self._entries.values()]
+        return list(self._groups.values())
 
     @groups.setter
     def groups(self, groups: Iterable[Group]) -> None:
         waiting = list(groups)
-        self._entries, self._fresh = {}, {}
+        self._groups, self._fresh, self._takes_before = {}, {}, {}
         for group in waiting:
             self.add(group)
 
     def add(self, group: Group) -> None:
         """Put a group behind those that wait already."""
-        entry = _Entry(group, self._begun(group), self._takes)
-        self._entries[id(group)] = entry
-        if not entry.begun:
-            self._fresh[id(group)] = entry
+        self._groups[id(group)] = group
+        self._takes_before[id(group)] = self._takes
+        if not self._begun(group):
+            self._fresh[id(group)] = group
 
     def times_passed_over(self, group: Group) -> int:
         """How many takes have left this group behind."""
-        entry = self._entries.get(id(group))
-        return 0 if entry is None else self._takes - entry.takes
+        return self._takes - self._takes_before.get(id(group), self._takes)
 
     def take(self, count: int) -> list[Group]:
         """Remove and return at most ``count`` groups; those that stay were passed over once more.
@@ -93,46 +85,49 @@ class Queue(Generic[Group]):
             self._pick_oldest(pick, passed_over=0)
         else:
             self._pick_oldest(pick, passed_over=self._limit)
-            self._pick_selected(pick, self._entries)
+            self._pick_selected(pick, self._groups)
             if pick.refused and pick.room:
                 self._pick_selected(pick, self._fresh)
         for key in pick.chosen:
-            del self._entries[key]
+            del self._groups[key], self._takes_before[key]
             self._fresh.pop(key, None)
         self._takes += 1
-        return [entry.group for entry in pick.chosen.values()]
+        return list(pick.chosen.values())
 
     def _pick_oldest(self, pick: "_Pick[Group]", *, passed_over: int) -> None:
         """Choose from the front those that were passed over so often; of what has begun, as many as may be."""
-        for entries in (self._entries, self._fresh):
-            for key, entry in entries.items():
-                if not pick.room or self._takes - entry.takes < passed_over or not pick.offer(key, entry):
+        for groups in (self._groups, self._fresh):
+            for key, group in groups.items():
+                too_new = self._takes - self._takes_before[key] < passed_over
+                if too_new or not pick.room or not pick.offer(key, group, begun=key not in self._fresh):
                     break
             if not pick.refused:
                 return
 
-    def _pick_selected(self, pick: "_Pick[Group]", among: dict[int, _Entry[Group]]) -> None:
+    def _pick_selected(self, pick: "_Pick[Group]", among: dict[int, Group]) -> None:
         """Choose what the host selects ``among`` those that are not chosen yet."""
-        entries = {key: entry for key, entry in among.items() if key not in pick.chosen}
-        if not entries or not pick.room:
+        if pick.chosen:
+            among = {key: group for key, group in among.items() if key not in pick.chosen}
+        if not among or not pick.room:
             return
-        groups = [entry.group for entry in entries.values()]
+        groups = list(among.values())
         chosen = self._select(groups, pick.room)
         left, taken = set(map(id, groups)), set(map(id, chosen))
-        if len(chosen) > pick.room or taken & left or taken | left != entries.keys():
+        each_once = len(left) + len(taken) == len(among) and taken.isdisjoint(left)
+        if len(chosen) > pick.room or not (each_once and left <= among.keys() and taken <= among.keys()):
             raise ValueError(
-                f"the buffer filter was asked for {pick.room} of {len(entries)} groups, returned {len(chosen)} "
+                f"the buffer filter was asked for {pick.room} of {len(among)} groups, returned {len(chosen)} "
                 f"and left {len(left)}: it must return at most that many and remove exactly those from the buffer"
             )
         for group in chosen:
-            pick.offer(id(group), entries[id(group)])
+            pick.offer(id(group), group, begun=id(group) not in self._fresh)
 
 
 class _Pick(Generic[Group]):
     """What one take has chosen so far, within its bounds."""
 
     def __init__(self, count: int, most_begun: int) -> None:
-        self.chosen: dict[int, _Entry[Group]] = {}
+        self.chosen: dict[int, Group] = {}
         self.refused = False
         self._count = count
         self._room_for_begun = most_begun
@@ -141,12 +136,12 @@ class _Pick(Generic[Group]):
     def room(self) -> int:
         return self._count - len(self.chosen)
 
-    def offer(self, key: int, entry: _Entry[Group]) -> bool:
+    def offer(self, key: int, group: Group, *, begun: bool) -> bool:
         """Choose a group, unless it has begun and is too much; whether it is chosen."""
         if key not in self.chosen:
-            if entry.begun and not self._room_for_begun:
+            if begun and not self._room_for_begun:
                 self.refused = True
                 return False
-            self._room_for_begun -= entry.begun
-            self.chosen[key] = entry
+            self._room_for_begun -= begun
+            self.chosen[key] = group
         return True
