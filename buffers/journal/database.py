@@ -6,14 +6,18 @@ all that was committed before it.
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.schema import FORMAT, SCHEMA
 from midstream.envs.store.index import transaction
 from midstream.envs.store.packs import sync_directory
+from midstream.envs.store.unchanged import read_unchanged
+
+Seen = TypeVar("Seen")
 
 NAME = "journal.sqlite"
 # Between what suits payloads of some hundred kilobytes and what suits a change of state, which writes some pages whole.
@@ -131,36 +135,26 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
         raise _damaged(path, "its first page is not as midstream writes it")
 
 
-@contextmanager
-def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file as it is at this moment, beside a job that writes it; nothing is changed. Raises JournalError."""
-    if not path.exists():
-        raise JournalError(f"{path} does not exist: {path.parent} is not the buffer of a run")
+def read_beside(path: Path, look: Callable[[sqlite3.Connection], Seen]) -> Seen:
+    """What ``look`` makes of the file as it is at this moment, beside a job that writes it; nothing is changed.
+
+    Raises JournalError, JournalDamaged.
+    """
+
+    def checked(connection: sqlite3.Connection) -> Seen:
+        check_format(connection, path)
+        return look(connection)
+
     try:
-        connection = _opened_to_read(path)
-        try:
-            connection.execute("BEGIN")
-            check_format(connection, path)
-            yield connection
-        finally:
-            connection.close()
+        return read_unchanged(path, checked, timeout_s=BUSY_TIMEOUT_S)
+    except FileNotFoundError:
+        raise JournalError(f"{path} does not exist: {path.parent} is not the buffer of a run") from None
+    except OSError as error:
+        raise JournalError(
+            f"cannot read {path} ({error.strerror}): look as the user of the job, or mend access"
+        ) from error
     except FAULTS as error:
         raise told(path, error) from error
-
-
-def _opened_to_read(path: Path) -> sqlite3.Connection:
-    uri = path.resolve().as_uri()
-    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()
-        return connection
-    except sqlite3.OperationalError:
-        connection.close()
-        log = path.with_name(path.name + "-wal")
-        if os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size):
-            raise
-    # Without a log, whose index would have to be written, the file is all there is.
-    return sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)
 
 
 def told(path: Path, error: Exception) -> JournalError:
