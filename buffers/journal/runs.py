@@ -42,7 +42,7 @@ def journals_of(run: Path) -> dict[Path, Path]:
         raise JournalError(f"{run} holds no journal, but there is one in {named}: name it")
     raise JournalError(
         f"{run} holds no journal ({FOLDER}/{NAME}): its job has not begun, or midstream.run_dir is not set to this"
-        " directory; without a run_dir the journal is below the folder of --save"
+        " directory"
     )
 
 

@@ -14,8 +14,8 @@ from midstream.hooks.slime.sample import RECORD_KEY, recorded_rollout
 def rollout_of(sample: Any) -> PartialRollout | None:
     """The rollout that ``sample`` carries, whoever made it; None where it has not begun.
 
-    It is for a look: its long columns may be the sample's own. That of a host's own generate has no turns, and all of its tokens count as of the policy that the host
-    noted first.
+    For a look: its long columns may be the sample's own. That of a host's own generate has no turns, and all
+    of its tokens count as of the policy that the host noted first.
 
     Raises:
         RecordError: the sample disagrees with its record.
