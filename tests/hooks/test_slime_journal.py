@@ -406,7 +406,7 @@ def test_samples_of_the_hosts_own_generate_outlast_a_restart(jobs: Jobs) -> None
     source.save(0)
     before = [sample.to_dict() for sample in group]
     status = status_of(jobs.run_dir / "buffer")
-    assert (status.buffered.tokens, status.oldest_version) == (3, 4)
+    assert (status.buffered.tokens, status.newest_version) == (3, 4)
     [again] = jobs.start(load=0).get_samples(1)
     assert [sample.to_dict() for sample in again] == before
 
