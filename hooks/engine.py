@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 
@@ -15,6 +15,8 @@ _RETRY_LONGEST_S = 1.0  # no longer, so that an abort is noticed in a wait
 # The answers with which a proxy or an engine that starts, stops or is paused says "not now".
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _ERROR_BODY_CHARACTERS = 500
+
+Answer = TypeVar("Answer")
 
 
 class EngineUnavailable(Exception):
@@ -95,6 +97,50 @@ class Engine:
             "sampling_params": dict(sampling_params),
             "return_logprob": True,
         }
+        generation = await self._answer(payload, read_generation, aborted, routing_key)
+        if generation is None:
+            return ABORTED_BEFORE_DISPATCH
+        self._count(generation)
+        return generation
+
+    async def log_probs(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        aborted: Callable[[], bool] = lambda: False,
+        routing_key: str | None = None,
+    ) -> list[float] | None:
+        """Log-prob of each of ``tokens[start:]`` given those before it, under the weights of the day.
+
+        At temperature 1, whatever the tokens were sampled at. ``start`` is 1 or more: before the first token
+        is nothing. None where the request was aborted, by the caller or by somebody else.
+
+        Raises:
+            EngineUnavailable, EngineRejected: as ``generate`` does.
+        """
+        payload = {
+            "input_ids": list(tokens),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            # The engine says nothing about the first token from here on.
+            "logprob_start_len": start - 1,
+        }
+        wanted = list(tokens[start:])
+
+        def read(answer: Mapping[str, Any], _: int | None) -> list[float] | None:
+            return read_log_probs(answer, wanted)
+
+        return await self._answer(payload, read, aborted, routing_key)
+
+    async def _answer(
+        self,
+        payload: dict[str, Any],
+        read: Callable[[Mapping[str, Any], int | None], Answer],
+        aborted: Callable[[], bool],
+        routing_key: str | None,
+    ) -> Answer | None:
+        """What ``read`` makes of the engine's answer and the version at dispatch; None once ``aborted``."""
         headers = {"X-SMG-Routing-Key": routing_key} if routing_key else None
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
@@ -116,15 +162,13 @@ class Engine:
                 pause_s = min(2 * pause_s, _RETRY_LONGEST_S)
                 continue
             try:
-                generation = read_generation(answer, dispatch_version)
+                return read(answer, dispatch_version)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineRejected(
                     f"{self.url}/generate answered what no SGLang answers ({type(error).__name__}: {error}); "
                     "is something else listening there?"
                 ) from error
-            self._count(generation)
-            return generation
-        return ABORTED_BEFORE_DISPATCH
+        return None
 
     async def close(self) -> None:
         """Close the connections of this loop's session."""
@@ -203,6 +247,17 @@ def read_generation(answer: Mapping[str, Any], dispatch_version: int | None) -> 
         spans=_spans(meta_info, len(tokens), dispatch_version),
         meta_info=meta_info,
     )
+
+
+def read_log_probs(answer: Mapping[str, Any], tokens: Sequence[int]) -> list[float] | None:
+    """The log-probs of the last ``tokens`` of a request's input, from its answer; None where it was aborted."""
+    meta_info = dict(answer.get("meta_info") or {})
+    pairs = (meta_info.get("input_token_logprobs") or [])[-len(tokens) :] if tokens else []
+    if not pairs and (meta_info.get("finish_reason") or {}).get("type", "abort") == "abort":
+        return None
+    if [int(pair[1]) for pair in pairs] != list(tokens):
+        raise ValueError(f"input_token_logprobs of {len(pairs)} tokens where {len(tokens)} were asked for")
+    return [float(pair[0]) for pair in pairs]
 
 
 def _spans(meta_info: Mapping[str, Any], length: int, dispatch_version: int | None) -> tuple[Span, ...]:

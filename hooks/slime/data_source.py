@@ -13,6 +13,7 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of
+from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, holds_of, layer_of, policy_of, tally_of
 
@@ -43,6 +44,8 @@ class DataSource:
             select=self._select(),
             tally=self.counters,
             abandon=lambda snapshots: abandoned_of(args).extend(holds_of(args).release(snapshots)),
+            share=lambda snapshots: holds_of(args).share(snapshots),
+            expect=lambda group, decide: measurements_of(args).expect(args, group, decide),
         )
 
     @property

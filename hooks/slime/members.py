@@ -27,8 +27,18 @@ class SampleMember:
 
     def store(self, rollout: PartialRollout) -> None:
         """Write a rollout that has lost tokens into the first sample, which then is the member alone."""
+        self._write(rollout, self._samples[0])
+
+    def fork(self, rollout: PartialRollout, source: "SampleMember") -> None:
+        """Write a rollout that begins like ``source`` into the first sample, which then is the member alone.
+
+        What is the sample's own, its index and its session, stays.
+        """
+        self._write(rollout, source._samples[0])
+
+    def _write(self, rollout: PartialRollout, source: Any) -> None:
         sample = self._samples[0]
-        rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "")
+        rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "", source)
         store(sample, rollout)
         sample.remove_sample = rollout.status is Status.FAILED
         self._group[self._position] = sample
