@@ -50,7 +50,29 @@ def chosen(
 def _asked(
     group: Sequence[PartialRollout], now: int, ask: Ask, policy: str, bounds: BoundsConfig
 ) -> list[Choice]:
-    choices = ask(group, now) if group else []
+    """The policy's choices within the bounds.
+
+    Where a bound takes what others were to be forked from, the policy is asked again as if that had not begun.
+    """
+    too_old: set[int] = set()
+    while True:
+        seen = [PartialRollout("", "") if i in too_old else rollout for i, rollout in enumerate(group)]
+        wanted = _checked(ask(seen, now) if seen else [], seen, policy)
+        found = [
+            bounded(choice, rollout, now, bounds, _source(choice, group))
+            for choice, rollout in zip(wanted, group, strict=True)
+        ]
+        lost = {
+            choice.source
+            for choice, kept in zip(wanted, found, strict=True)
+            if choice.action is Action.FORK and kept.action is not Action.FORK
+        }
+        if not lost:
+            return found
+        too_old |= lost
+
+
+def _checked(choices: list[Choice], group: Sequence[PartialRollout], policy: str) -> list[Choice]:
     if len(choices) != len(group):
         raise ValueError(
             f"midstream.resume_policy: {policy} made {len(choices)} choices for {len(group)} rollouts; "
@@ -60,10 +82,7 @@ def _asked(
     for index, choice in enumerate(choices):
         if choice.action is Action.FORK:
             _check_source(choice, index, choices, group, policy)
-    return [
-        bounded(choice, rollout, now, bounds, _source(choice, group))
-        for choice, rollout in zip(choices, group, strict=True)
-    ]
+    return choices
 
 
 def _allowed(choice: Choice, rollout: PartialRollout) -> Choice:
