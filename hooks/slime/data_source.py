@@ -12,7 +12,7 @@ from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.hooks.slime.host import load_function, running_host
-from midstream.hooks.slime.members import SampleMember, has_begun, members_of
+from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
 from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, holds_of, layer_of, policy_of, tally_of
@@ -125,6 +125,7 @@ class DataSource:
         with path.open("rb") as file:
             groups = pickle.load(file)
         self._buffer.groups = [_mapped(group, sample_class.from_dict) for group in groups]
+        holds_of(self._args).share(shared_snapshots(self._buffer.groups))
 
     def _members(self, group: Group) -> list[SampleMember]:
         return members_of(group, self._decode)

@@ -1,11 +1,11 @@
 """A host's group, member by member, as the buffer sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from midstream.buffers.rollout import PartialRollout, Status
-from midstream.hooks.slime.sample import Group, recorded_rollout, rewrite, samples_of, store
+from midstream.hooks.slime.sample import RECORD_KEY, Group, recorded_rollout, rewrite, samples_of, store
 
 Decode = Callable[[list[int]], str]
 
@@ -48,6 +48,16 @@ class SampleMember:
 def members_of(group: Group, decode: Decode) -> list[SampleMember]:
     """The members of a group, in order."""
     return [SampleMember(group, position, decode) for position in range(len(group))]
+
+
+def shared_snapshots(groups: Iterable[Group]) -> Iterator[str]:
+    """The snapshots of these groups to which several records refer, once for each after the first; opens no record."""
+    seen: set[str] = set()
+    for sample in (sample for group in groups for sample in samples_of(group)):
+        for snapshot in (sample.metadata or {}).get(RECORD_KEY, {}).get("snapshots", ()):
+            if snapshot in seen:
+                yield snapshot
+            seen.add(snapshot)
 
 
 def has_begun(group: Group) -> bool:
