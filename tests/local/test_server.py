@@ -215,7 +215,7 @@ def test_the_log_probs_of_given_tokens_are_those_with_which_they_were_made(
     others = build_hf_checkpoint(tmp_path / "others", model)
     engine_server.push_weights(engine_checkpoint, 130)
 
-    async def measure() -> tuple[float | None, float | None]:
+    async def measure() -> tuple[float | None, float | None, int]:
         engine = Engine(f"http://{engine_server.host}:{engine_server.port}")
         rollouts = [PartialRollout("p", "g", prompt_tokens=list(PROMPT)) for _ in range(3)]
         for number, rollout in enumerate(rollouts):
@@ -232,9 +232,12 @@ def test_the_log_probs_of_given_tokens_are_those_with_which_they_were_made(
         same = await mean_squared_log_ratio(engine, rollouts, keys)
         engine_server.push_weights(others, 131)
         different = await mean_squared_log_ratio(engine, rollouts, keys)
+        known = rollouts[0].prompt_tokens + rollouts[0].tokens
+        after = await engine.generate(known, {"max_new_tokens": 1, "temperature": 1.0})
         await engine.close()
-        return same, different
+        return same, different, len(known) - after.meta_info["cached_tokens"]
 
-    same, different = asyncio.run(measure())
+    same, different, computed_again = asyncio.run(measure())
     assert same is not None and same < 1e-6
     assert different is not None and different > 1e-3
+    assert computed_again <= 1, "who goes on finds what was measured in the engine's cache"
