@@ -6,6 +6,7 @@ Positions are indices into the response (the prompt is apart), half-open like Py
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class RecordError(ValueError):
@@ -36,11 +37,35 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """A run of response tokens ``[start, end)`` made by one policy version."""
+    """A run of response tokens ``[start, end)`` made by one policy version.
+
+    ``inherited`` tokens were made by a sibling of the same group and count there: here they are context.
+    """
 
     version: int
     start: int
     end: int
+    inherited: bool = False
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    def to_json(self) -> list[Any]:
+        """``Span(*value)`` is its inverse."""
+        value: list[Any] = [self.version, self.start, self.end]
+        return [*value, True] if self.inherited else value
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The state in which a group was forked: all of its members that went on began there, with one transcript.
+
+    ``snapshot`` is the environment's, ``tokens`` the number of response tokens that lead to it.
+    """
+
+    snapshot: str
+    tokens: int
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from midstream.buffers.parts import (
+    Anchor,
     Phase,
     RecordError,
     Span,
@@ -23,7 +24,7 @@ from midstream.buffers.parts import (
 )
 from midstream.envs.protocol import Snapshot
 
-__all__ = ["COLUMNS", "PartialRollout", "Phase", "RecordError", "Span", "Status", "Turn"]
+__all__ = ["COLUMNS", "Anchor", "PartialRollout", "Phase", "RecordError", "Span", "Status", "Turn"]
 
 COLUMNS = ("prompt_tokens", "tokens", "log_probs", "loss_mask")
 """The fields that are long: a number for every token."""
@@ -38,8 +39,9 @@ class PartialRollout:
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
     is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
     agent did where that ended the episode, ``failure`` what ended it that is nobody's doing: ``environment``
-    or ``deadline``. ``snapshot_wait_s`` are the seconds of wall-clock in which it waited for a snapshot, and
-    for nothing else.
+    or ``deadline``. ``anchor`` is where its group was forked last, None where it was not, or where the rollout
+    went back further since: rollouts of a group with equal anchors are continuations of one state.
+    ``snapshot_wait_s`` are the seconds of wall-clock in which it waited for a snapshot, and for nothing else.
     """
 
     prompt_key: str
@@ -52,6 +54,7 @@ class PartialRollout:
     turns: list[Turn] = field(default_factory=list)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     snapshot: str | None = None
+    anchor: Anchor | None = None
     dispatch_version: int | None = None
     status: Status = Status.PENDING
     reward: float | None = None
@@ -64,8 +67,13 @@ class PartialRollout:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens of the response that the model made."""
-        return sum(span.end - span.start for span in self.spans)
+        """Tokens of the response that the model made, in this rollout or in a sibling."""
+        return sum(span.length for span in self.spans)
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of the response that the model made in this rollout: over a group, each counts once."""
+        return sum(span.length for span in self.spans if not span.inherited)
 
     @property
     def open_turn(self) -> Turn | None:
@@ -196,14 +204,16 @@ class PartialRollout:
         if not 0 <= turn < len(self.turns):
             raise RecordError(f"cannot rewind to turn {turn}: the rollout has {len(self.turns)}")
         start, snapshot = self.turns[turn].start, self.turns[turn].snapshot_before
-        made = self.generated_tokens
+        made = self.own_tokens
         self.spans = [span for span in self.spans if span.start < start]
-        self.discarded_tokens += made - self.generated_tokens
+        self.discarded_tokens += made - self.own_tokens
         self.turns = self.turns[:turn]
         self.tokens, self.log_probs = self.tokens[:start], self.log_probs[:start]
         self.loss_mask = self.loss_mask[:start]
         if not self.spans:
             self.dispatch_version = None
+        if self.anchor is not None and start < self.anchor.tokens:
+            self.anchor = None
         if self.status.finished:
             self.status = Status.ABORTED
         self.snapshot, self.reward, self.fault, self.failure = snapshot, None, None, None
@@ -218,10 +228,11 @@ class PartialRollout:
         Returns the snapshots that leave the record.
         """
         left = list(self.snapshots.values())
-        self.discarded_tokens += self.generated_tokens
+        self.discarded_tokens += self.own_tokens
         self.tokens, self.log_probs, self.loss_mask = [], [], []
         self.spans, self.turns, self.snapshots = [], [], {}
-        self.snapshot = self.dispatch_version = self.reward = self.fault = self.failure = None
+        self.snapshot = self.anchor = self.dispatch_version = None
+        self.reward = self.fault = self.failure = None
         self.status = Status.PENDING
         return left
 
@@ -234,12 +245,17 @@ class PartialRollout:
             )
         made = made_by_the_model(self.spans, n)
         check_mask(self.loss_mask, self.spans)
+        if any(any(self.loss_mask[span.start : span.end]) for span in self.spans if span.inherited):
+            raise RecordError("inherited tokens are trained: they count in the sibling that made them")
         check_turns(self.turns, made, self.snapshots)
         if self.snapshot is not None and self.snapshot not in self.snapshots:
             raise RecordError(f"current snapshot {self.snapshot} is not recorded")
+        if self.anchor is not None and not 0 <= self.anchor.tokens <= n:
+            raise RecordError(f"{self.anchor} lies outside of the {n} tokens")
 
     def _append_span(self, span: Span) -> None:
-        if self.spans and self.spans[-1].version == span.version and self.spans[-1].end == span.start:
+        # Not across turns, between which a rollout may be cut, whose answer may have no tokens.
+        if span.start > self.turns[-1].start and self.spans[-1].version == span.version:
             span = Span(span.version, self.spans.pop().start, span.end)
         self.spans.append(span)
 
@@ -251,7 +267,8 @@ class PartialRollout:
         value = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         value |= {name: list(value[name]) for name in COLUMNS if name not in without}
         value["status"] = self.status.value
-        value["spans"] = [[span.version, span.start, span.end] for span in self.spans]
+        value["spans"] = [span.to_json() for span in self.spans]
+        value["anchor"] = None if self.anchor is None else [self.anchor.snapshot, self.anchor.tokens]
         value["turns"] = [vars(turn) | {"phase": turn.phase.value} for turn in self.turns]
         value["snapshots"] = {key: snapshot.to_json() for key, snapshot in self.snapshots.items()}
         return {name: part for name, part in value.items() if name not in without}
@@ -268,6 +285,7 @@ class PartialRollout:
                 **value,
                 "status": Status(value["status"]),
                 "spans": [Span(*span) for span in value["spans"]],
+                "anchor": None if value.get("anchor") is None else Anchor(*value["anchor"]),
                 "turns": [Turn(**(turn | {"phase": Phase(turn["phase"])})) for turn in value["turns"]],
                 "snapshots": {key: Snapshot.from_json(item) for key, item in value["snapshots"].items()},
             }

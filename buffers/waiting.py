@@ -1,10 +1,12 @@
 """The groups that wait to go on, and all that becomes of them: who is let in, who goes next, and as what."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
-from midstream.buffers.policies.base import RESUME, Action, Choice, CutOff, Policy
-from midstream.buffers.policies.bounds import REASONS, bounded
+from midstream.buffers.deciding import chosen
+from midstream.buffers.policies.base import Action, Choice, CutOff, Policy, goes_on
+from midstream.buffers.policies.bounds import REASONS
 from midstream.buffers.queue import Queue, Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.tally import CUT_OFF, Tally
@@ -13,7 +15,8 @@ from midstream.envs.protocol import Snapshot
 
 Group = TypeVar("Group")
 
-_SEVERITY = (Action.RESUME, Action.REWIND, Action.RESTART, Action.DROP)
+Decide = Callable[[float], None]
+"""Takes a group's mean squared log-ratio, and makes of its rollouts what the policy says to that."""
 
 
 class Member(Protocol):
@@ -25,7 +28,11 @@ class Member(Protocol):
         ...
 
     def store(self, rollout: PartialRollout) -> None:
-        """Make the host's side of this member that one rollout, which was changed."""
+        """Make the host's side of this member that one rollout, which has lost tokens or their place in the loss."""
+        ...
+
+    def fork(self, rollout: PartialRollout, source: Self) -> None:
+        """Make the host's side of this member that one rollout, whose tokens are the first ones of ``source``."""
         ...
 
 
@@ -33,12 +40,14 @@ class Waiting(Generic[Group]):
     """One object for the whole contract on unfinished rollouts.
 
     ``add`` admits what came back, as ``policy.cut_off`` says. ``take`` hands out groups in their order (see
-    ``Queue``), each rollout as the policy chooses under the version of the day and the bounds allow. A group
-    is handed out whole or dropped whole, and a member that was split into several samples has one choice: the
-    most severe of theirs, where a rewind is a restart, since a split cannot be taken back by turns.
+    ``Queue``), each rollout as the policy chooses for its group under the version of the day and the bounds
+    allow. A group is handed out whole or dropped whole, and a member that was split into several samples has
+    one choice (see ``deciding``).
 
     ``members`` opens a group; ``begun`` says cheaply whether it has tokens of the model; ``abandon`` is told
-    of snapshots that nobody will resume from, ``dropped`` of groups that do not go on, with the reason.
+    of snapshots that a record no longer refers to, ``dropped`` of groups that do not go on, with the reason,
+    ``share`` of ids that one more record refers to. ``expect`` is told of each group that leaves, with what
+    decides again once its log-ratio is measured, or None where the policy does not ask for that.
     """
 
     def __init__(
@@ -52,12 +61,16 @@ class Waiting(Generic[Group]):
         tally: Tally | None = None,
         abandon: Callable[[list[Snapshot]], None] = lambda snapshots: None,
         dropped: Callable[[Group, str], None] = lambda group, reason: None,
+        share: Callable[[Iterable[str]], None] = lambda snapshots: None,
+        expect: Callable[[Group, Decide | None], None] = lambda group, decide: None,
     ) -> None:
         self._policy = policy
         self._bounds = bounds
         self._members = members
         self._abandon = abandon
         self._dropped = dropped
+        self._share = share
+        self._expect = expect
         self._queue: Queue[Group] = Queue(
             begun=begun,
             select=select,
@@ -95,7 +108,7 @@ class Waiting(Generic[Group]):
             if self._policy.cut_off is CutOff.EMPTIED:
                 for member in members:
                     if member.rollouts and not any(rollout.status.finished for rollout in member.rollouts):
-                        self._apply(member, Choice(Action.RESTART, reason=CUT_OFF))
+                        self._change(member, Choice(Action.RESTART, reason=CUT_OFF), members)
             self.tally.buffered += len(members)
             self._queue.add(group)
             kept.append(group)
@@ -108,7 +121,8 @@ class Waiting(Generic[Group]):
         ``version`` is the policy's now; where it is None, nobody has been seen to be older than the engine.
 
         Raises:
-            ValueError: the host's selection does not keep each group in exactly one place.
+            ValueError: the host's selection does not keep each group in exactly one place, or the policy's
+                choices do not fit the group.
         """
         if count <= 0:
             return []
@@ -119,51 +133,76 @@ class Waiting(Generic[Group]):
 
     def _is_handed_out(self, group: Group, version: int | None) -> bool:
         members = self._members(group)
-        choices = [self._choice(member, version) for member in members]
+        choices = self._choices(members, version, self._policy.choose_group)
         drop = next((choice for choice in choices if choice.action is Action.DROP), None)
         if drop is not None:
+            self._expect(group, None)
             self._drop(members, drop)
             self._dropped(group, drop.reason)
             return False
         self.tally.taken += len(members)
         for member, choice in zip(members, choices, strict=True):
             self._measure(member, choice)
-            if choice.action is not Action.RESUME:
-                self._apply(member, choice)
-            elif any(not rollout.status.finished and rollout.generated_tokens for rollout in member.rollouts):
-                self.tally.resumed += 1
+        self._apply(members, choices)
+        asks = any(choice.measured for choice in choices)
+        self._expect(group, functools.partial(self._decide, group, version) if asks else None)
         return True
 
-    def _choice(self, member: Member, version: int | None) -> Choice:
-        choices = [self._choice_of_one(rollout, version) for rollout in member.rollouts]
-        worst = max(choices, key=lambda choice: _SEVERITY.index(choice.action), default=RESUME)
-        if len(choices) > 1 and worst.action is Action.REWIND:
-            return Choice(Action.RESTART, reason=worst.reason)
-        return worst
+    def _decide(self, group: Group, version: int | None, log_ratio: float) -> None:
+        members = self._members(group)
+        choices = self._choices(
+            members,
+            version,
+            lambda rollouts, now: self._policy.choose_measured(rollouts, now, log_ratio),
+        )
+        if any(choice.action is Action.DROP for choice in choices):
+            raise ValueError(
+                f"midstream.resume_policy: {self._policy.name} drops a group that is on its way; "
+                "choose_measured may resume, rewind, fork or restart"
+            )
+        self.tally.ratio_checked += 1
+        self.tally.ratio_anchored += any(choice.changes for choice in choices)
+        # Counted when they were taken; now what they really do counts.
+        self.tally.resumed -= sum(_goes_on(member) for member in members)
+        self._apply(members, choices)
 
-    def _choice_of_one(self, rollout: PartialRollout, version: int | None) -> Choice:
-        now = (rollout.dispatch_version or 0) if version is None else version
-        goes_on = not rollout.status.finished and rollout.generated_tokens > 0
-        choice = self._policy.choose(rollout, now) if goes_on else RESUME
-        return bounded(choice, rollout, now, self._bounds)
+    def _choices(
+        self,
+        members: Sequence[Member],
+        version: int | None,
+        ask: Callable[[Sequence[PartialRollout], int], list[Choice]],
+    ) -> list[Choice]:
+        return chosen([member.rollouts for member in members], version, ask, self._policy.name, self._bounds)
 
-    def _apply(self, member: Member, choice: Choice) -> None:
-        kept, *others = member.rollouts
-        made = sum(rollout.generated_tokens for rollout in member.rollouts)
-        left = choice.apply(kept) + _snapshots(others)
-        member.store(kept)
-        self.tally.discarded_tokens[choice.reason] += made - kept.generated_tokens
-        if choice.action is Action.REWIND:
-            self.tally.rewound += 1
+    def _apply(self, members: Sequence[Member], choices: Sequence[Choice]) -> None:
+        pairs = list(zip(members, choices, strict=True))
+        # Forks first: they begin with what their source is now.
+        for member, choice in sorted(pairs, key=lambda pair: pair[1].action is not Action.FORK):
+            self.tally.resumed += choice.action is Action.RESUME and _goes_on(member)
+            if choice.changes:
+                self._change(member, choice, members)
+
+    def _change(self, member: Member, choice: Choice, members: Sequence[Member]) -> None:
+        kept, *others = member.rollouts or [PartialRollout("", "")]
+        made = sum(rollout.own_tokens for rollout in member.rollouts)
+        before = set(kept.snapshots)
+        if choice.action is Action.FORK:
+            source = members[choice.source]
+            left = choice.apply(kept, source.rollouts[0])
+            self._share(kept.snapshots.keys() - before)
+            member.fork(kept, source)
         else:
-            self.tally.restarted += 1
+            left = choice.apply(kept) + _snapshots(others)
+            member.store(kept)
+        self.tally.discarded_tokens[choice.reason] += made - kept.own_tokens
+        self.tally.count(choice.action)
         self._abandon(left)
 
     def _drop(self, members: Sequence[Member], choice: Choice) -> None:
         rollouts = [rollout for member in members for rollout in member.rollouts]
         self.tally.dropped += len(members)
         self.tally.dropped_resumes += sum(rollout.resumes for rollout in rollouts)
-        self.tally.discarded_tokens[choice.reason] += sum(rollout.generated_tokens for rollout in rollouts)
+        self.tally.discarded_tokens[choice.reason] += sum(rollout.own_tokens for rollout in rollouts)
         for member in members:
             self._measure(member, choice)
         self._abandon(_snapshots(rollouts))
@@ -175,6 +214,10 @@ class Waiting(Generic[Group]):
             self.tally.beyond.add(made)
         elif made and choice.action in (Action.RESUME, Action.REWIND):
             self.tally.within.add(made)
+
+
+def _goes_on(member: Member) -> bool:
+    return any(goes_on(rollout) for rollout in member.rollouts)
 
 
 def _snapshots(rollouts: Iterable[PartialRollout]) -> list[Snapshot]:

@@ -45,6 +45,8 @@ def compare(
       restart   start what is unfinished anew, under the new policy
       continue  resume what is unfinished, tokens and environment, where it was
       rewind    resume it from before what too old policies did to its environment (only on request)
+      anchor    fork its group anew from the member that came furthest (only on request)
+      ladder    resume it while it is young, then fork, then go back (only on request)
       naive     tokens go on but the environment starts anew (only on request: it shows the damage)
 
     OVERRIDES are Hydra overrides of the configuration, such as trainer.lr=1e-4; job=quick and job=smoke

@@ -17,6 +17,8 @@ STYLES = {
     "restart": "yellow",
     "continue": "green",
     "rewind": "cyan",
+    "anchor": "bright_green",
+    "ladder": "bright_yellow",
     "naive": "magenta",
 }
 WIDTH_WITH_RATIOS = 100

@@ -4,17 +4,25 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import aiohttp
 
-from midstream.buffers.rollout import Span
+from midstream.hooks.answers import (
+    ABORTED_BEFORE_DISPATCH,
+    Generation,
+    policy_version,
+    read_generation,
+    read_log_probs,
+)
 
 _RETRY_FIRST_S = 0.25
 _RETRY_LONGEST_S = 1.0  # no longer, so that an abort is noticed in a wait
 # The answers with which a proxy or an engine that starts, stops or is paused says "not now".
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
 _ERROR_BODY_CHARACTERS = 500
+
+Answer = TypeVar("Answer")
 
 
 class EngineUnavailable(Exception):
@@ -23,25 +31,6 @@ class EngineUnavailable(Exception):
 
 class EngineRejected(Exception):
     """The engine refuses the request; asking again would not help."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What one call of the engine made.
-
-    ``tokens`` and ``log_probs`` have one entry per new token; ``spans`` tile them by policy version,
-    relative to the first. ``finish`` is ``abort`` where the engine or the caller cut the call off.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    text: str
-    finish: Literal["stop", "length", "abort"]
-    spans: tuple[Span, ...]
-    meta_info: dict[str, Any]
-
-
-ABORTED_BEFORE_DISPATCH = Generation([], [], "", "abort", (), {})
 
 
 @dataclass
@@ -107,6 +96,50 @@ class Engine:
             "sampling_params": dict(sampling_params),
             "return_logprob": True,
         }
+        generation = await self._answer(payload, self._read, aborted, routing_key)
+        if generation is None:
+            return ABORTED_BEFORE_DISPATCH
+        self._count(generation)
+        return generation
+
+    async def log_probs(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        aborted: Callable[[], bool] = lambda: False,
+        routing_key: str | None = None,
+    ) -> list[float] | None:
+        """Log-prob of each of ``tokens[start:]`` given those before it, under the weights of the day.
+
+        At temperature 1, whatever the tokens were sampled at. ``start`` is 1 or more: before the first token
+        is nothing. None where the request was aborted, by the caller or by somebody else.
+
+        Raises:
+            EngineUnavailable, EngineRejected: as ``generate`` does.
+        """
+        payload = {
+            "input_ids": list(tokens),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            # The engine says nothing about the first token from here on.
+            "logprob_start_len": start - 1,
+        }
+        wanted = list(tokens[start:])
+
+        def read(answer: Mapping[str, Any], _: int | None) -> list[float] | None:
+            return read_log_probs(answer, wanted)
+
+        return await self._answer(payload, read, aborted, routing_key)
+
+    async def _answer(
+        self,
+        payload: dict[str, Any],
+        read: Callable[[Mapping[str, Any], int | None], Answer],
+        aborted: Callable[[], bool],
+        routing_key: str | None,
+    ) -> Answer | None:
+        """What ``read`` makes of the engine's answer and the version at dispatch; None once ``aborted``."""
         headers = {"X-SMG-Routing-Key": routing_key} if routing_key else None
         loop = asyncio.get_running_loop()
         give_up_at: float | None = None
@@ -128,15 +161,13 @@ class Engine:
                 pause_s = min(2 * pause_s, _RETRY_LONGEST_S)
                 continue
             try:
-                generation = self._read(answer, dispatch_version)
+                return read(answer, dispatch_version)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineRejected(
                     f"{self.url}/generate answered what no SGLang answers ({type(error).__name__}: {error}); "
                     "is something else listening there?"
                 ) from error
-            self._count(generation)
-            return generation
-        return ABORTED_BEFORE_DISPATCH
+        return None
 
     async def close(self) -> None:
         """Close the connections of this loop's session."""
@@ -198,55 +229,6 @@ class Engine:
             self.version = (
                 generation.spans[-1].version if answered is None else policy_version(answered) + self._offset
             )
-
-
-def policy_version(weight_version: Any) -> int:
-    """Turn SGLang's ``weight_version`` into an integer; a server that was never updated is version 0."""
-    text = str(weight_version)
-    return int(text) if text.isdecimal() else 0
-
-
-def read_generation(answer: Mapping[str, Any], dispatch_version: int | None) -> Generation:
-    """Translate a ``/generate`` answer.
-
-    An aborted request that was still queued comes back without tokens and without several keys. The
-    policy version of each token is the engine's own record (``weight_versions``, SGLang >= 0.5.2x).
-    Older engines give only the version at completion: tokens keep the version at dispatch, where it is
-    known, since a version that came later did not make the first of them.
-    """
-    meta_info = dict(answer.get("meta_info") or {})
-    pairs = meta_info.get("output_token_logprobs") or []
-    if not pairs and answer.get("output_ids"):
-        raise ValueError("tokens without output_token_logprobs")
-    log_probs = [float(pair[0]) for pair in pairs]
-    tokens = [int(pair[1]) for pair in pairs]
-    reason = (meta_info.get("finish_reason") or {}).get("type", "abort")
-    return Generation(
-        tokens=tokens,
-        log_probs=log_probs,
-        text=str(answer.get("text") or ""),
-        finish=reason if reason in ("stop", "length") else "abort",
-        spans=_spans(meta_info, len(tokens), dispatch_version),
-        meta_info=meta_info,
-    )
-
-
-def _spans(meta_info: Mapping[str, Any], length: int, dispatch_version: int | None) -> tuple[Span, ...]:
-    if length == 0:
-        return ()
-    if dispatch_version is None:
-        dispatch_version = policy_version(meta_info.get("weight_version"))
-    spans: list[Span] = []
-    position = 0
-    for entry in meta_info.get("weight_versions") or ():
-        end = min(int(entry["end"]), length)
-        if end > position:
-            spans.append(Span(policy_version(entry["version"]), position, end))
-            position = end
-    if position < length:
-        # The record stops short of the tokens: what follows was made under its last version.
-        spans.append(Span(spans[-1].version if spans else dispatch_version, position, length))
-    return tuple(spans)
 
 
 def _excerpt(body: bytes) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from midstream.buffers.rollout import PartialRollout
-from midstream.hooks.engine import Generation
+from midstream.hooks.answers import Generation
 
 
 class Tokenizer(Protocol):

@@ -231,7 +231,7 @@ class Run:
         return _Totals(
             generated_tokens=self._engine.counters.generated_tokens,
             buffered_rollouts=len(waiting),
-            buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
+            buffered_tokens=sum(rollout.own_tokens for rollout in waiting),
             buffered_resumes=_resumes(waiting),
             dropped_resumes=tally_of(self._args).dropped_resumes,
             restores_checked=int(metrics.get("env/restores_checked", 0)),

@@ -10,13 +10,17 @@ from midstream.local.rollout import Group
 
 
 def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str, Any]:
-    """Lengths, turns and lags of the trained rollouts, under the policy ``version`` that trains on them."""
+    """Lengths, turns and lags of the trained rollouts, under the policy ``version`` that trains on them.
+
+    ``trained_tokens`` are those that the loss sees; lengths and lags are of all tokens of the model, also of
+    those that a sibling made.
+    """
     lags: Counter[int] = Counter()
     for rollout in rollouts:
         lags += token_lags(rollout, version)
     return {
         "trained_rollouts": len(rollouts),
-        "trained_tokens": sum(rollout.generated_tokens for rollout in rollouts),
+        "trained_tokens": sum(sum(rollout.loss_mask) for rollout in rollouts),
         "response_tokens": [rollout.generated_tokens for rollout in rollouts],
         "turns": [len(rollout.turns) for rollout in rollouts],
         "lag_trajectory": [trajectory_lag(rollout, version) for rollout in rollouts],

@@ -120,7 +120,7 @@ def _columns_of(rollout: PartialRollout) -> dict[str, Parts]:
     return columns
 
 
-def _lists_of(columns: dict[str, tuple[int, bytes]], spans: list[list[int]]) -> dict[str, list[Any]]:
+def _lists_of(columns: dict[str, tuple[int, bytes]], spans: list[list[Any]]) -> dict[str, list[Any]]:
     """The inverse of `_columns_of`."""
     lists: dict[str, list[Any]] = {
         name: integers_of(column, width)

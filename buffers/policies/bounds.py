@@ -15,15 +15,22 @@ REASONS = {
 """The levels of lag, fields of `Lags` and of the bounds, and the names under which they are counted."""
 
 
-def bounded(choice: Choice, rollout: PartialRollout, version: int, bounds: BoundsConfig) -> Choice:
+def bounded(
+    choice: Choice,
+    rollout: PartialRollout,
+    version: int,
+    bounds: BoundsConfig,
+    source: PartialRollout | None = None,
+) -> Choice:
     """The choice, or ``bounds.beyond`` where what it leaves of ``rollout`` is too old at some level.
 
-    A rollout that has ended is judged too, since it would be trained on; one that failed would not.
+    ``source`` is the sibling that it becomes a fork of, if that is the choice. A rollout that has ended is
+    judged too, since it would be trained on; one that failed would not.
     """
     if choice.action in (Action.RESTART, Action.DROP) or rollout.status is Status.FAILED:
         return choice
     left = copy.copy(rollout)
-    choice.apply(left)
+    choice.apply(left, source)
     level = exceeded(lags(left, version), bounds)
     return choice if level is None else Choice(Action(bounds.beyond), reason=REASONS[level])
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from midstream.buffers.policies.anchor import Anchoring
 from midstream.buffers.policies.base import DROP, RESTART, RESUME, Choice, CutOff, Policy
+from midstream.buffers.policies.ladder import Ladder
 from midstream.buffers.policies.rewind import Rewind
 from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import PoliciesConfig
@@ -29,6 +31,8 @@ MAKERS: dict[str, Callable[[PoliciesConfig], Policy]] = {
     "restart": lambda _: Uniform("restart", RESTART),
     "continue": lambda _: Uniform("continue", RESUME),
     "rewind": lambda parameters: Rewind(parameters.rewind.max_lag),
+    "anchor": lambda parameters: Anchoring(parameters.anchor.prefix),
+    "ladder": lambda parameters: Ladder(**parameters.ladder.model_dump()),
     "naive": lambda _: Uniform("naive", RESUME, keeps_environment=False),
 }
 """How each of `conf.schema.policies.BUILT_IN` is made from its parameters."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.conf.errors import Problem
 from midstream.conf.schema.layer import LayerConfig
-from midstream.conf.schema.policies import comes_back
+from midstream.conf.schema.policies import comes_back, measurement_problems
 from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TrainerConfig
 
 
@@ -35,6 +35,7 @@ def policy_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Prob
             launched,
             f"midstream.resume_policy=wait cuts nothing off: use rollout.rollout_batch_size={needed}",
         )
+    yield from measurement_problems(policy, layer.policies, rollout.rollout_temperature)
 
 
 def length_problems(layer: LayerConfig, rollout: RolloutConfig, server: ServerConfig) -> Iterator[Problem]:

@@ -55,8 +55,10 @@ class LayerConfig(Section):
     resume_policy: PolicyName = "continue"
     """What becomes of a rollout that is unfinished when the step has enough. wait: nothing is cut off.
     discard: it is dropped. restart: it starts anew. continue: it goes on, tokens and environment. rewind: it
-    goes on from before what too old policies did to its environment. naive: its tokens go on in an environment
-    that starts anew, which shows what jobs without the layer suffer. Or your own: package.module:Class."""
+    goes on from before what too old policies did to its environment. anchor: its group is forked from the member
+    that came furthest. ladder: it goes on, is forked or goes back, as its age asks. naive: its tokens go on in
+    an environment that starts anew, which shows what jobs without the layer suffer. Or your own:
+    package.module:Class."""
     run_dir: PathSetting | None = None
     """Where the layer keeps what it writes: the journal, and by default its snapshots. One job at a time."""
     max_attempts: Count = 3

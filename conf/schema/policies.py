@@ -17,6 +17,8 @@ BUILT_IN: Mapping[str, CutOffWord] = {
     "restart": "emptied",
     "continue": "kept",
     "rewind": "kept",
+    "anchor": "kept",
+    "ladder": "kept",
     "naive": "kept",
 }
 """The built-in policies, and what each does to a rollout at the moment that it is cut off."""
@@ -50,10 +52,33 @@ class RewindConfig(Section):
     """In policy versions: what older policies than that did to the environment is undone."""
 
 
+class AnchorConfig(Section):
+    """Parameters of the policy `anchor`."""
+
+    prefix: Literal["trained", "masked"] = "trained"
+    """Whether what led to the state from which a group is forked counts in the loss: trained, once for the group,
+    or masked."""
+
+
+class LadderConfig(Section):
+    """Parameters of the policy `ladder`; lags are in policy versions."""
+
+    small_lag: int = Field(default=2, ge=0)
+    """A group goes on as it is while none of its trained tokens is older; after that it is forked, and masked so
+    far."""
+    max_lag: int = Field(default=8, ge=0)
+    """No group is forked from a state with an older write in it, but from before that."""
+    max_log_ratio: float | None = Field(default=0.04, gt=0)
+    """A group that would go on as it is is forked where the mean squared log-ratio of its trained tokens between
+    the weights of the day and those that made them is larger. null: the lag alone decides."""
+
+
 class PoliciesConfig(Section):
     """Parameters of the resume policies, each under its name; those of policies that are not chosen lie idle."""
 
     rewind: RewindConfig = Field(default_factory=RewindConfig)
+    anchor: AnchorConfig = Field(default_factory=AnchorConfig)
+    ladder: LadderConfig = Field(default_factory=LadderConfig)
     custom: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for a policy class of your own."""
 
@@ -89,10 +114,25 @@ class JournalConfig(Section):
 
 def bound_problems(policy: str, policies: PoliciesConfig, bounds: BoundsConfig) -> Iterator[Problem]:
     """What a policy lets pass must not be what a bound takes away."""
-    lag, cap = policies.rewind.max_lag, bounds.environment
-    if policy == "rewind" and cap is not None and lag > cap:
+    cap = bounds.environment
+    lag = {"rewind": policies.rewind.max_lag, "ladder": policies.ladder.max_lag}.get(policy)
+    if lag is not None and cap is not None and lag > cap:
         fix = f"use at most midstream.bounds.environment={cap}: beyond it nothing is left to rewind"
-        yield Problem("policies.rewind.max_lag", lag, fix)
+        yield Problem(f"policies.{policy}.max_lag", lag, fix)
+    small = policies.ladder.small_lag
+    if policy == "ladder" and small > policies.ladder.max_lag:
+        fix = f"use at most midstream.policies.ladder.max_lag={policies.ladder.max_lag}: the rungs are in this order"
+        yield Problem("policies.ladder.small_lag", small, fix)
+
+
+def measurement_problems(policy: str, policies: PoliciesConfig, temperature: float) -> Iterator[Problem]:
+    """The engine measures given tokens at temperature 1, whatever they were sampled at."""
+    if policy == "ladder" and policies.ladder.max_log_ratio is not None and temperature != 1:
+        fix = (
+            "use 1, at which the engine measures log-ratios, or set midstream.policies.ladder.max_log_ratio=null "
+            "to go by the lag alone"
+        )
+        yield Problem("rollout.rollout_temperature", temperature, fix)
 
 
 def deadline_problems(bounds: BoundsConfig, longest_s: float) -> Iterator[Problem]:

@@ -9,7 +9,8 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.hooks.slime.buffer import adopt_snapshots, open_ledger, restored_groups
 from midstream.hooks.slime.host import load_function, running_host
-from midstream.hooks.slime.members import SampleMember, has_begun, members_of
+from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
+from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     abandoned_of,
@@ -56,6 +57,8 @@ class DataSource:
             tally=self.counters,
             abandon=lambda snapshots: abandoned_of(args).extend(holds_of(args).release(snapshots)),
             dropped=self._note_dropped,
+            share=lambda snapshots: holds_of(args).share(snapshots),
+            expect=lambda group, decide: measurements_of(args).expect(args, group, decide),
         )
         self._ledger = open_ledger(args)
         keep_ledger(args, self._ledger)
@@ -143,6 +146,7 @@ class DataSource:
     def _restore(self, rollout_id: int | None) -> None:
         self._has_begun = True
         self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
+        holds_of(self._args).share(shared_snapshots(self._buffer.groups))
         adopt_snapshots(environments_of(self._args), self._ledger)
         versions = [span.version for rollout in self.waiting() for span in rollout.spans]
         if versions:

@@ -10,7 +10,15 @@ from midstream.conf.schema import LayerConfig
 from midstream.hooks.release import give_up
 from midstream.hooks.rules import TurnRules
 from midstream.hooks.slime.host import host_of
-from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
+from midstream.hooks.slime.ratio import measurements_of
+from midstream.hooks.slime.sample import (
+    SampleSink,
+    begin_rollout,
+    recorded_rollout,
+    routing_key,
+    store,
+    task_of,
+)
 from midstream.hooks.slime.settings import (
     abandoned_of,
     engine_of,
@@ -36,6 +44,8 @@ async def generate(
     layer = layer_of(args)
     policy = policy_of(args)
     await _give_up_abandoned(args)
+    if not evaluation:
+        await measurements_of(args).settle(sample)
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
@@ -51,7 +61,7 @@ async def generate(
         sink=SampleSink(args, sample, state.tokenizer),
         # An evaluation is not part of the batch that a host completes by aborting.
         aborted=(lambda: False) if evaluation else (lambda: state.aborted),
-        routing_key=_routing_key(args, sample),
+        routing_key=routing_key(args, sample),
         keeps_environment=policy.keeps_environment,
         may_go_on=policy.cut_off in (CutOff.KEPT, CutOff.NOTHING),
         goes_back=policy.goes_back,
@@ -95,8 +105,3 @@ def _budget(args: Namespace, sampling_params: dict[str, Any], prompt_tokens: int
     budget = int(sampling_params["max_new_tokens"])
     context = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     return budget if context is None else min(budget, int(context) - prompt_tokens)
-
-
-def _routing_key(args: Namespace, sample: Any) -> str | None:
-    policy = getattr(args, "router_policy", None) or getattr(args, "sglang_router_policy", None)
-    return sample.session_id if policy == "consistent_hashing" else None

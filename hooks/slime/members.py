@@ -1,12 +1,12 @@
 """A host's group, member by member, as the buffer sees it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 from midstream.buffers.rollout import PartialRollout, Status
 from midstream.hooks.slime.foreign import is_foreign, rollout_of
-from midstream.hooks.slime.sample import Group, rewrite, samples_of, store
+from midstream.hooks.slime.sample import RECORD_KEY, Group, rewrite, samples_of, store
 
 Decode = Callable[[list[int]], str]
 
@@ -28,9 +28,19 @@ class SampleMember:
 
     def store(self, rollout: PartialRollout) -> None:
         """Write a rollout that has lost tokens into the first sample, which then is the member alone."""
+        self._write(rollout, self._samples[0])
+
+    def fork(self, rollout: PartialRollout, source: "SampleMember") -> None:
+        """Write a rollout that begins like ``source`` into the first sample, which then is the member alone.
+
+        What is the sample's own, its index and its session, stays.
+        """
+        self._write(rollout, source._samples[0])
+
+    def _write(self, rollout: PartialRollout, source: Any) -> None:
         sample = self._samples[0]
         was_foreign = is_foreign(sample)
-        rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "")
+        rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "", source)
         if was_foreign:
             # Its generate function would not keep a record of ours up to date.
             sample.status, sample.reward = type(sample).Status(rollout.status.value), rollout.reward
@@ -44,6 +54,16 @@ class SampleMember:
 def members_of(group: Group, decode: Decode) -> list[SampleMember]:
     """The members of a group, in order."""
     return [SampleMember(group, position, decode) for position in range(len(group))]
+
+
+def shared_snapshots(groups: Iterable[Group]) -> Iterator[str]:
+    """The snapshots of these groups to which several records refer, once for each after the first; opens no record."""
+    seen: set[str] = set()
+    for sample in (sample for group in groups for sample in samples_of(group)):
+        for snapshot in (sample.metadata or {}).get(RECORD_KEY, {}).get("snapshots", ()):
+            if snapshot in seen:
+                yield snapshot
+            seen.add(snapshot)
 
 
 def has_begun(group: Group) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from midstream.buffers.rollout import COLUMNS, PartialRollout, RecordError, Status
 from midstream.envs.protocol import Task
-from midstream.hooks.engine import Generation
+from midstream.hooks.answers import Generation
 from midstream.hooks.rules import Tokenizer
 
 RECORD_KEY = "midstream"
@@ -101,26 +101,29 @@ def store(sample: Any, rollout: PartialRollout) -> None:
         sample.loss_mask = sample.loss_mask or []
 
 
-def rewrite(sample: Any, rollout: PartialRollout, response: str) -> None:
-    """Make the sample's arrays those of a rollout that has lost tokens at its end."""
+def rewrite(sample: Any, rollout: PartialRollout, response: str, source: Any = None) -> None:
+    """Make the sample's arrays those of a rollout that has lost tokens at its end.
+
+    ``source`` is the sample whose first tokens the rollout has, where that is another one.
+    """
+    source = sample if source is None else source
     length = len(rollout.tokens)
     sample.tokens = rollout.prompt_tokens + rollout.tokens
     sample.response = response
     sample.response_length = length
     sample.loss_mask = list(rollout.loss_mask) if length else None
     sample.rollout_log_probs = list(rollout.log_probs) if length else None
-    if getattr(sample, "rollout_top_p_token_offsets", None) is not None:
-        offsets = sample.rollout_top_p_token_offsets[: length + 1]
+    if getattr(source, "rollout_top_p_token_offsets", None) is not None:
+        offsets = source.rollout_top_p_token_offsets[: length + 1]
         sample.rollout_top_p_token_ids = (
-            sample.rollout_top_p_token_ids[: int(offsets[-1])] if length else None
+            source.rollout_top_p_token_ids[: int(offsets[-1])] if length else None
         )
         sample.rollout_top_p_token_offsets = offsets if length else None
-    if sample.rollout_routed_experts is not None:
+    if source.rollout_routed_experts is not None:
         sample.rollout_routed_experts = (
-            sample.rollout_routed_experts[: len(sample.tokens) - 1] if length else None
+            source.rollout_routed_experts[: len(sample.tokens) - 1] if length else None
         )
-    if not length:
-        sample.weight_versions = []
+    sample.weight_versions = list(source.weight_versions) if length else []
 
 
 class SampleSink:
@@ -167,6 +170,12 @@ class SampleSink:
         sample.tokens = sample.tokens + tokens
         sample.response_length += len(tokens)
         sample.response += text
+
+
+def routing_key(args: Namespace, sample: Any) -> str | None:
+    """What keeps the calls of this sample on one worker, where the router hashes."""
+    policy = getattr(args, "router_policy", None) or getattr(args, "sglang_router_policy", None)
+    return sample.session_id if policy == "consistent_hashing" else None
 
 
 def _prompt_text(prompt: Any) -> str:

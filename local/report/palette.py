@@ -30,6 +30,8 @@ STRATEGIES = {
     "restart": Colour("c-restart", "#c79100", "#ffd166"),
     "continue": Colour("c-continue", "#1b9e77", "#2fbf98"),
     "rewind": Colour("c-rewind", "#6f2bd0", "#9054fc"),
+    "anchor": Colour("c-anchor", "#0a7d8c", "#3cc4d6"),
+    "ladder": Colour("c-ladder", "#8a1c4a", "#f0709f"),
     "naive": Colour("c-naive", "#c05fa8", "#e6a0d6"),
 }
 SPARE = (

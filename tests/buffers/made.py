@@ -10,9 +10,13 @@ START = {"a": "a0"}  # the task's own files, with the digests of their contents
 
 
 class World:
-    """The files of one rollout's environment, and snapshots of them with their lineage."""
+    """The files of one rollout's environment, and snapshots of them with their lineage.
 
-    def __init__(self) -> None:
+    ``name`` goes before the ids of its snapshots.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.files = dict(START)
         self.taken = 0
         self.last: Snapshot | None = None
@@ -25,7 +29,7 @@ class World:
         )
         self.files |= writes
         parent = None if self.last is None else self.last.id
-        self.last = Snapshot(f"s{self.taken}", f"d{self.taken}", parent, changes)
+        self.last = Snapshot(f"{self.name}s{self.taken}", f"d{self.taken}", parent, changes)
         self.taken += 1
         return self.last
 
@@ -47,10 +51,12 @@ def act(rollout: PartialRollout, version: int, tokens: int = ACTION_TOKENS) -> N
     rollout.append_action([1] * tokens, [-0.5] * tokens, [Span(version, 0, tokens)] if tokens else [])
 
 
-def played(*turns: tuple[int, Mapping[str, str]], action: int | None = None) -> PartialRollout:
+def played(
+    *turns: tuple[int, Mapping[str, str]], action: int | None = None, name: str = ""
+) -> PartialRollout:
     """A rollout of these turns, each a version and its writes; then an open action under ``action``."""
     rollout = PartialRollout("prompt", "group", prompt_tokens=[7])
-    world = World()
+    world = World(name)
     world.begin(rollout)
     for version, writes in turns:
         world.turn(rollout, version, **writes)

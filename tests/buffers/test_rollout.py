@@ -126,8 +126,9 @@ class AnyRollout(RuleBasedStateMachine):
 
     @invariant()
     def neighbouring_spans_differ(self) -> None:
+        begins = {turn.start for turn in self.rollout.turns}
         for left, right in zip(self.rollout.spans, self.rollout.spans[1:], strict=False):
-            assert left.end < right.start or left.version != right.version
+            assert left.end < right.start or left.version != right.version or right.start in begins
 
     @invariant()
     def round_trips_are_the_identity(self) -> None:
@@ -191,6 +192,19 @@ def test_a_rewind_takes_tokens_and_environment_back_together() -> None:
     assert [left.id for left in rollout.rewind_to(0)] == ["s1"]
     assert (rollout.tokens, rollout.dispatch_version, rollout.snapshot) == ([], None, "s0")
     rollout.check()
+
+
+def test_a_turn_after_an_answer_without_tokens_can_be_taken_back() -> None:
+    rollout = PartialRollout("prompt", "group", prompt_tokens=[7])
+    for _ in range(2):
+        rollout.begin_turn()
+        rollout.append_action([1, 1], [-0.5, -0.5], [Span(3, 0, 2)])
+        rollout.finish_action()
+        rollout.append_observation([])
+    assert rollout.spans == [Span(3, 0, 2), Span(3, 2, 4)]
+    rollout.rewind_to(1)
+    rollout.check()
+    assert (rollout.spans, rollout.discarded_tokens) == ([Span(3, 0, 2)], 2)
 
 
 @pytest.mark.parametrize("turn", [-1, 2])

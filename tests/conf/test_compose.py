@@ -10,7 +10,7 @@ from midstream.conf.compose import compose, compose_runs, write_resolved
 from midstream.conf.errors import ConfigError
 from midstream.conf.schema import JobConfig
 
-STRATEGIES = ["wait", "discard", "restart", "continue", "rewind", "naive"]
+STRATEGIES = ["wait", "discard", "restart", "continue", "rewind", "anchor", "ladder", "naive"]
 
 
 def fault_of(*overrides: str) -> str:
@@ -73,8 +73,11 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ("lr=1", "lr: got 1; there is no such key, did you mean warm_start.lr or trainer.lr?"),
         ("+xyz=red", "xyz: got 'red'; there is no such key, remove it"),
         ("job=demoo", "job: got 'demoo'; use one of demo, quick, smoke (did you mean 'demo'?)"),
-        ("strategy=wiat", "strategy: got 'wiat'; use one of continue, discard, naive, restart, rewind, wait"),
-        ("strategies=[wait,contnue]", "strategies: got 'contnue'; use one of continue, discard, naive"),
+        (
+            "strategy=wiat",
+            "strategy: got 'wiat'; use one of anchor, continue, discard, ladder, naive, restart",
+        ),
+        ("strategies=[wait,contnue]", "strategies: got 'contnue'; use one of anchor, continue, discard"),
         ("strategies=[wait,wait]", "strategies: got ['wait', 'wait']; name each strategy once"),
         ("strategies=[]", "strategies: got []; use at least 1 item(s)"),
         ("midstream.resume_policy=resume", "midstream.resume_policy: got 'resume'; use 'wait', 'discard'"),
@@ -85,10 +88,16 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ),
         (
             "midstream.bounds.max_lag=3",
-            "there is no such key, did you mean midstream.policies.rewind.max_lag?",
+            "did you mean midstream.policies.rewind.max_lag or midstream.policies.ladder.max_lag?",
         ),
         ("midstream.bounds.token=-1", "midstream.bounds.token: got -1; use 0 or more"),
         ("midstream.bounds.resumed_share=0", "midstream.bounds.resumed_share: got 0; use a value above 0"),
+        ("midstream.policies.anchor.prefix=kept", "prefix: got 'kept'; use 'trained' or 'masked'"),
+        ("midstream.policies.ladder.max_log_ratio=0", "max_log_ratio: got 0; use a value above 0"),
+        (
+            "midstream.policies.ladder.small_lag=-1",
+            "midstream.policies.ladder.small_lag: got -1; use 0 or more",
+        ),
         ("midstream.bounds.beyond=wait", "midstream.bounds.beyond: got 'wait'; use 'restart' or 'drop'"),
         ("~steps", "steps: got None; set it, there is no default"),
         ("steps=ten", "steps: got 'ten'; use a whole number"),
@@ -126,6 +135,11 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
         (["strategy=naive", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
         (["strategy=rewind", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
         (["strategy=rewind", "midstream.bounds.environment=7"], "midstream.policies.rewind.max_lag"),
+        (["strategy=anchor", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
+        (["strategy=ladder", "rollout.partial_rollout=false"], "rollout.partial_rollout"),
+        (["strategy=ladder", "midstream.bounds.environment=7"], "midstream.policies.ladder.max_lag"),
+        (["strategy=ladder", "midstream.policies.ladder.small_lag=9"], "midstream.policies.ladder.small_lag"),
+        (["strategy=ladder", "rollout.rollout_temperature=0.7"], "rollout.rollout_temperature"),
         (["midstream.bounds.deadline_s=60.0"], "midstream.bounds.deadline_s"),
         (["midstream.turns.max_tokens_per_turn=1000"], "midstream.turns.max_tokens_per_turn"),
         (["server.max_total_tokens=100"], "server.max_total_tokens"),
@@ -155,6 +169,10 @@ def test_settings_that_contradict_each_other_are_refused(overrides, key):
 def test_what_the_chosen_policy_does_not_read_contradicts_nothing():
     compose(["strategy=continue", "midstream.bounds.environment=7"])
     compose(["strategy=rewind", "midstream.bounds.environment=null", "midstream.policies.rewind.max_lag=99"])
+    compose(
+        ["strategy=ladder", "rollout.rollout_temperature=0.7", "midstream.policies.ladder.max_log_ratio=null"]
+    )
+    compose(["strategy=anchor", "rollout.rollout_temperature=0.7"])
     own = ["midstream.resume_policy=my.policies:Mine", "+midstream.policies.custom={age: 3, names: [a]}"]
     for comes_back in ("true", "false"):
         config = compose([*own, f"rollout.partial_rollout={comes_back}"])

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from midstream.buffers.rollout import PartialRollout, Span, Status
 from midstream.envs.protocol import Change, Snapshot
-from midstream.hooks.engine import Generation
+from midstream.hooks.answers import Generation
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
 from tests.hooks.scripted import IDS, WordTokenizer

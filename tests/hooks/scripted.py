@@ -31,7 +31,10 @@ class WordTokenizer:
 
 @dataclass
 class ScriptedEngine:
-    """Answers ``/generate`` with the next of ``answers``: words, and how the call ends."""
+    """Answers ``/generate`` with the next of ``answers``: words, and how the call ends.
+
+    Asked to generate nothing, it says that each token of the input has the log-prob ``known``.
+    """
 
     answers: list[tuple[str, str]]
     version: int = 0
@@ -40,16 +43,20 @@ class ScriptedEngine:
     statuses: list[int] = field(default_factory=list)
     slow_s: float = 0.0
     raw_answers: list[str] = field(default_factory=list)
+    known: float = -0.5
     url: str = ""
 
     async def _generate(self, request: web.Request) -> web.Response:
-        self.requests.append(await request.json())
+        asked = await request.json()
+        self.requests.append(asked)
         self.on_request(len(self.requests))
         await asyncio.sleep(self.slow_s)
         if self.statuses and (status := self.statuses.pop(0)) != 200:
             return web.Response(status=status, text="not now")
         if self.raw_answers:
             return web.Response(text=self.raw_answers.pop(0), content_type="application/json")
+        if asked["sampling_params"]["max_new_tokens"] == 0:
+            return web.json_response(self._measured(asked))
         words, finish = self.answers.pop(0)
         tokens = [IDS[word] for word in words.split()]
         meta_info = {
@@ -59,9 +66,14 @@ class ScriptedEngine:
             "weight_versions": [{"version": str(self.version), "start": 0, "end": len(tokens)}]
             if tokens
             else [],
-            "prompt_tokens": len(self.requests[-1]["input_ids"]),
+            "prompt_tokens": len(asked["input_ids"]),
         }
         return web.json_response({"text": words, "output_ids": tokens, "meta_info": meta_info})
+
+    def _measured(self, request: dict[str, Any]) -> dict[str, Any]:
+        tokens = request["input_ids"][request["logprob_start_len"] :]
+        pairs = [[None if index == 0 else self.known, token, None] for index, token in enumerate(tokens)]
+        return {"text": "", "meta_info": {"finish_reason": {"type": "length"}, "input_token_logprobs": pairs}}
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

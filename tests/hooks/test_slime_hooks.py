@@ -10,7 +10,7 @@ import pytest
 
 from midstream.buffers.rollout import PartialRollout, RecordError, Span, Status
 from midstream.envs.protocol import Snapshot, Task
-from midstream.hooks.engine import Generation
+from midstream.hooks.answers import Generation
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative
 from midstream.hooks.slime.host import host_of

@@ -17,7 +17,7 @@ from midstream.buffers.ledger import BY_HOST
 from midstream.buffers.rollout import Span, Status
 from midstream.conf.schema.policies import BUILT_IN
 from midstream.envs.protocol import Change, Snapshot
-from midstream.hooks.engine import Generation
+from midstream.hooks.answers import Generation
 from midstream.hooks.slime import settings
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.log import log_rollout

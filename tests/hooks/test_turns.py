@@ -10,7 +10,8 @@ import pytest
 from midstream.buffers.rollout import PartialRollout, Phase, Status
 from midstream.envs.errors import EnvironmentFailure, RestoreMismatch, SnapshotDamaged, SnapshotMissing
 from midstream.envs.protocol import Task
-from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable, Generation
+from midstream.hooks.answers import Generation
+from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable
 from midstream.hooks.rules import TurnRules
 from midstream.hooks.turns import Play
 from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer

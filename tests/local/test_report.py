@@ -161,7 +161,7 @@ def test_a_preference_for_short_rollouts_is_told_from_chance() -> None:
 
 
 def test_known_strategies_keep_their_colour_and_unknown_ones_get_another() -> None:
-    alone, together = marks(["continue"]), marks(["ladder", "wait", "rewind", "continue"])
+    alone, together = marks(["continue"]), marks(["my.own:Policy", "wait", "rewind", "continue"])
     assert alone["continue"] == together["continue"]
     assert len({mark.colour for mark in together.values()}) == 4
 

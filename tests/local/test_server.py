@@ -1,5 +1,6 @@
 """The real SGLang server: policy versions, aborts, and death in every way that a job can meet."""
 
+import asyncio
 import json
 import os
 import signal
@@ -16,8 +17,13 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.rollout import PartialRollout
+from midstream.conf.compose import compose
 from midstream.conf.schema import ServerConfig
+from midstream.hooks.engine import Engine
+from midstream.hooks.ratio import mean_squared_log_ratio
 from midstream.local.engine.process import session_pids
+from midstream.local.model.checkpoint import build_hf_checkpoint
 from midstream.local.server import EngineServer, ServerError
 
 PROMPT = [5, 6, 7]
@@ -200,3 +206,38 @@ def test_nothing_outlives_a_job_that_is_killed_while_it_starts(
         session = int(job.stdout.readline())
         job.kill()
     wait_until(lambda: not session_pids(session), timeout_s=10)
+
+
+def test_the_log_probs_of_given_tokens_are_those_with_which_they_were_made(
+    engine_server: EngineServer, engine_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = compose(["model=tiny", "model.seed=99"]).model
+    others = build_hf_checkpoint(tmp_path / "others", model)
+    engine_server.push_weights(engine_checkpoint, 130)
+
+    async def measure() -> tuple[float | None, float | None, int]:
+        engine = Engine(f"http://{engine_server.host}:{engine_server.port}")
+        rollouts = [PartialRollout("p", "g", prompt_tokens=list(PROMPT)) for _ in range(3)]
+        for number, rollout in enumerate(rollouts):
+            for turn in range(2):
+                made = await engine.generate(
+                    rollout.prompt_tokens + rollout.tokens,
+                    {"max_new_tokens": 20 + number, "temperature": 1.0, "ignore_eos": True},
+                )
+                rollout.begin_turn()
+                rollout.append_action(made.tokens, made.log_probs, made.spans)
+                rollout.finish_action()
+                rollout.append_observation([8, 9] if turn == 0 else [])
+        keys = [None] * len(rollouts)
+        same = await mean_squared_log_ratio(engine, rollouts, keys)
+        engine_server.push_weights(others, 131)
+        different = await mean_squared_log_ratio(engine, rollouts, keys)
+        known = rollouts[0].prompt_tokens + rollouts[0].tokens
+        after = await engine.generate(known, {"max_new_tokens": 1, "temperature": 1.0})
+        await engine.close()
+        return same, different, len(known) - after.meta_info["cached_tokens"]
+
+    same, different, computed_again = asyncio.run(measure())
+    assert same is not None and same < 1e-6
+    assert different is not None and different > 1e-3
+    assert computed_again <= 1, "who goes on finds what was measured in the engine's cache"
