@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from midstream.conf.schema import ServerConfig
+from midstream.local.engine.control import ServerError
 from midstream.local.engine.process import session_pids
-from midstream.local.server import EngineServer, ServerError
+from midstream.local.server import EngineServer
 
 PROMPT = [5, 6, 7]
 

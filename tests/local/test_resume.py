@@ -1,0 +1,84 @@
+"""A comparison that was killed goes on where its last checkpoint was, and counts nothing twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.local.checkpoint import LATEST_FILE
+from tests.local import running
+
+ARGUMENTS = ("--strategies", "wait,continue", "--steps", "4", "save_every=1")
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    return [event for event in running.events(run_dir, "continue") if event["kind"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a comparison whose second strategy was killed after a checkpoint."""
+    run_dir = tmp_path_factory.mktemp("resume") / "run"
+    with running.started(run_dir, *ARGUMENTS) as process:
+        latest = run_dir / "continue" / "checkpoints" / LATEST_FILE
+        running.wait_until(lambda: latest.exists() and latest.read_text() in ("1", "2"))
+        below = running.descendants(process.pid)
+        process.kill()
+        process.wait()
+    assert running.wait_gone(below) == []
+    return run_dir
+
+
+def test_other_settings_are_refused_by_their_names(killed: Path) -> None:
+    done = running.run(killed, *ARGUMENTS, "--resume", "trainer.lr=1e-4", "--seed", "5", timeout_s=60)
+    assert done.returncode == 2
+    assert "trainer.lr: got 0.0001; use 0.0003" in done.stderr
+    assert "seed: got 5; use 0" in done.stderr
+
+
+def test_a_used_directory_needs_to_be_resumed_explicitly(killed: Path) -> None:
+    done = running.run(killed, *ARGUMENTS, timeout_s=60)
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    done = running.run(tmp_path / "nothing", *ARGUMENTS, "--resume", timeout_s=60)
+    assert done.returncode == 2
+    assert "nothing to resume" in done.stderr
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_it_goes_on_at_the_last_checkpoint(killed: Path) -> None:
+    waited = (killed / "wait" / "events").glob("*.jsonl")
+    before = {path: path.read_bytes() for path in waited}
+    checkpoint = int((killed / "continue" / "checkpoints" / LATEST_FILE).read_text())
+    done = running.run(killed, *ARGUMENTS, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    wait, resumed = json.loads(done.stdout)["runs"]
+
+    assert (wait["strategy"], wait["status"], wait["steps"]) == ("wait", "ok", 4)
+    assert {path: path.read_bytes() for path in (killed / "wait" / "events").glob("*.jsonl")} == before
+
+    assert (resumed["strategy"], resumed["status"], resumed["steps"]) == ("continue", "ok", 4)
+    assert (resumed["restores_bad"], resumed["trained_rollouts"]) == (0, 4 * 16)
+    first, second = [event for event in running.events(killed, "continue") if event["kind"] == "run"]
+    assert (first["resumed_at"], second["resumed_at"]) == (None, checkpoint + 1)
+    surviving = {step["step"]: step for step in steps_of(killed)}
+    assert sorted(surviving) == [0, 1, 2, 3]
+    starts = [surviving[step]["rollout_start"] for step in range(4)]
+    assert starts == sorted(starts) and starts[checkpoint + 1] >= second["elapsed_s"] > 0
+    trained = [group for step in surviving.values() for group in step["trained_groups"]]
+    assert len(set(trained)) == len(trained) == 4 * 4
+    generated = sum(step["generated_tokens"] for step in surviving.values())
+    assert resumed["generated_tokens"] == generated
+    kept = sum(step["trained_tokens"] + step["wasted_tokens"] for step in surviving.values())
+    assert generated == kept + surviving[3]["buffered_tokens"]
+
+
+def test_what_has_ended_is_resumed_to_the_same_result(killed: Path) -> None:
+    result = json.loads((killed / "compare.json").read_text())
+    done = running.run(killed, *ARGUMENTS, "--resume", "--json", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == result
