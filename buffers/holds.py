@@ -1,7 +1,7 @@
 """Which snapshots must stay although a rollout that refers to them has ended."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from midstream.envs.protocol import Snapshot
 
@@ -9,12 +9,12 @@ from midstream.envs.protocol import Snapshot
 class Holds:
     """Counts the records that refer to a snapshot where they are several, as after a fork.
 
-    ``in_use`` gives the ids of snapshots that must stay for other reasons, such as the journal's: they are
-    kept back until ``recheck`` finds that they are not in use any more.
+    ``in_use`` says by id which snapshots must stay for other reasons, such as the journal's: they are kept
+    back until ``recheck`` is told that they are free.
     """
 
     def __init__(self) -> None:
-        self.in_use: Callable[[], Collection[str]] = frozenset
+        self.in_use: Callable[[str], bool] = lambda snapshot_id: False
         self._others: Counter[str] = Counter()  # records that refer to a snapshot, beside the first
         self._kept_back: dict[str, Snapshot] = {}
 
@@ -24,19 +24,18 @@ class Holds:
 
     def release(self, snapshots: Iterable[Snapshot]) -> list[Snapshot]:
         """A record no longer refers to these; returns those that nobody needs any more."""
-        in_use = self.in_use()
         free = []
         for snapshot in snapshots:
             if self._others[snapshot.id] > 0:
                 self._others[snapshot.id] -= 1
                 continue
             del self._others[snapshot.id]
-            if snapshot.id in in_use:
+            if self.in_use(snapshot.id):
                 self._kept_back[snapshot.id] = snapshot
             else:
                 free.append(snapshot)
         return free
 
-    def recheck(self, released: Iterable[str]) -> list[Snapshot]:
-        """Those of the kept back that are no longer in use, given which have just been ``released``."""
-        return [self._kept_back.pop(key) for key in released if key in self._kept_back]
+    def recheck(self, freed: Iterable[str]) -> list[Snapshot]:
+        """Those of the kept back that are no longer in use, now that these have been ``freed``."""
+        return [self._kept_back.pop(key) for key in freed if key in self._kept_back]

@@ -38,7 +38,7 @@ class Waiting(Generic[Group]):
     most severe of theirs, where a rewind is a restart, since a split cannot be taken back by turns.
 
     ``members`` opens a group; ``begun`` says cheaply whether it has tokens of the model; ``abandon`` is told
-    of snapshots that nobody will resume from.
+    of snapshots that nobody will resume from, ``dropped`` of groups that do not go on, with the reason.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class Waiting(Generic[Group]):
         select: Select[Group] = oldest_first,
         tally: Tally | None = None,
         abandon: Callable[[list[Snapshot]], None] = lambda snapshots: None,
+        dropped: Callable[[Group, str], None] = lambda group, reason: None,
     ) -> None:
         self._policy = policy
         self._bounds = bounds
         self._members = members
         self._abandon = abandon
+        self._dropped = dropped
         self._queue: Queue[Group] = Queue(
             begun=begun,
             select=select,
@@ -81,12 +83,14 @@ class Waiting(Generic[Group]):
         """How many takes have left this group behind."""
         return self._queue.times_passed_over(group)
 
-    def add(self, groups: Iterable[Group]) -> None:
-        """Take back groups that nobody trained on, each as the policy's cut-off says."""
+    def add(self, groups: Iterable[Group]) -> list[Group]:
+        """Take back groups that nobody trained on, each as the policy's cut-off says; returns those that wait now."""
+        kept = []
         for group in groups:
             members = self._members(group)
             if self._policy.cut_off is CutOff.DROPPED:
                 self._drop(members, Choice(Action.DROP, reason=CUT_OFF))
+                self._dropped(group, CUT_OFF)
                 continue
             if self._policy.cut_off is CutOff.EMPTIED:
                 for member in members:
@@ -94,7 +98,9 @@ class Waiting(Generic[Group]):
                         self._apply(member, Choice(Action.RESTART, reason=CUT_OFF))
             self.tally.buffered += len(members)
             self._queue.add(group)
+            kept.append(group)
         self.tally.groups = len(self)
+        return kept
 
     def take(self, count: int, version: int | None) -> list[Group]:
         """Remove and return at most ``count`` groups; fewer where some are dropped on the way.
@@ -117,6 +123,7 @@ class Waiting(Generic[Group]):
         drop = next((choice for choice in choices if choice.action is Action.DROP), None)
         if drop is not None:
             self._drop(members, drop)
+            self._dropped(group, drop.reason)
             return False
         self.tally.taken += len(members)
         for member, choice in zip(members, choices, strict=True):

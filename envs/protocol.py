@@ -132,7 +132,10 @@ class EnvironmentFactory(Protocol):
 
     - `async environment.rest()`, in place of `close`, where the host cut the rollout off and it will be
       resumed from the last snapshot: the environment may be kept until then.
+    - `async factory.keep(snapshots)`: somebody may resume from these after a crash, not from the last alone.
     - `async factory.forget(snapshots)`: nobody will resume from these.
+    - `factory.adopt(ids) -> set of ids`: a restarted job needs these snapshots and no others of its run;
+      returns those that are missing.
     - `factory.metrics() -> dict[str, float]`: logged with each step, by these names.
     - `async factory.close()`: the job ends.
     """

@@ -1,7 +1,7 @@
 """A workspace: a directory of files in a sandbox, worked on by shell commands, scored by a check command."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatc
 from midstream.envs.pool.leases import Lease
 from midstream.envs.pool.pool import Pool
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
-from midstream.envs.retention import Retention
+from midstream.envs.retention import Retention, resting
 from midstream.envs.sandboxes.choose import choose_backend
 from midstream.envs.sandboxes.directories import sandbox_root
 from midstream.envs.sandboxes.isolation import choose_isolation
@@ -192,7 +192,13 @@ class WorkspaceFactory:
             self.settings.backend, root, store, isolation, setup_timeout_s=self.settings.step_timeout_s
         )
         self.pool = Pool(self.backend, pool_settings(self.settings.pool, root))
-        self.retention = Retention(self.backend, keeps_all=config.snapshots.keep == "all")
+        self.retention = Retention(
+            self.backend,
+            store,
+            owner=resting(config.run_dir),
+            owns_store=config.snapshots.path is None,
+            keeps_all=config.snapshots.keep == "all",
+        )
 
     async def start(self, task: Task) -> WorkspaceEnvironment:
         """A workspace with the task's files, its `pre_commands` run.
@@ -221,6 +227,18 @@ class WorkspaceFactory:
         self.counters.restores_checked += 1
         self.counters.resumes += 1
         return self.environment_class(self, task, lease, snapshot)
+
+    async def keep(self, snapshots: Sequence[Snapshot]) -> None:
+        """Has these outlast this process, also through a power cut. Raises SnapshotError."""
+        for snapshot in snapshots:
+            await self.retention.keep(snapshot)
+
+    def adopt(self, needed: Collection[str]) -> frozenset[str]:
+        """Takes over what earlier processes of this run kept, as far as it is needed; the rest may go.
+
+        Returns the ids of what is needed and cannot be restored. Raises SnapshotError.
+        """
+        return self.retention.adopt(needed)
 
     async def forget(self, snapshots: Sequence[Snapshot]) -> None:
         """Nobody will resume from these: what is parked under them ends, and the store may drop them."""

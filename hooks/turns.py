@@ -38,7 +38,8 @@ class Play:
     ``max_response_tokens`` bounds the whole response, tokens of the environment included, over all
     resumes. ``keeps_environment`` False lets a resumed transcript go on in an environment that starts
     anew (the ``naive`` policy). ``may_go_on`` False says that nobody resumes what the host cuts off: its
-    environment and snapshots are given up at once. ``deadline_s`` bounds one play, from ``run`` on.
+    environment and snapshots are given up at once. ``goes_back`` says that a resume may begin at an earlier
+    snapshot than the newest. ``deadline_s`` bounds one play, from ``run`` on.
     ``release`` is told of snapshots that this rollout no longer needs, and says which of them nobody does.
     """
 
@@ -56,6 +57,7 @@ class Play:
     keeps_environment: bool = True
     may_go_on: bool = True
     deadline_s: float | None = None
+    goes_back: bool = False
     release: Callable[[Iterable[Snapshot]], list[Snapshot]] = list
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
@@ -261,6 +263,9 @@ class Play:
         if not (self.may_go_on and self.keeps_environment):
             await self._give_up()
             return
+        keep = getattr(self.environments, "keep", None)
+        if self.goes_back and keep is not None:
+            await asyncio.shield(released(keep(list(self.rollout.snapshots.values()))))
         rest = getattr(self._environment, "rest", None)
         if rest is not None:
             self._environment = None

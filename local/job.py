@@ -117,9 +117,8 @@ class Run:
         close = getattr(self._environments, "close", None)
         if close is not None:
             await close()
-        close = getattr(self._data_source, "close", None)
-        if close is not None:
-            close()
+        if hasattr(self._data_source, "close"):
+            self._data_source.close()
 
     def _step(self, step: int) -> None:
         before = self._totals()

@@ -1,7 +1,7 @@
 """The sample of the local job: the part of slime's ``Sample`` that a rollout touches."""
 
 from argparse import Namespace
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Self
 
@@ -83,8 +83,8 @@ class Sample:
             self.weight_versions.append(meta_info["weight_version"])
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain copy; ``from_dict`` is its inverse."""
-        return asdict(self) | {"status": self.status.value}
+        """Its fields in a dict; ``from_dict`` is the inverse. Lists and metadata are shared, not copied."""
+        return vars(self) | {"status": self.status.value}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Self:

@@ -5,6 +5,10 @@ class JournalError(Exception):
     """The journal cannot be opened, read or written."""
 
 
+class JournalInUse(JournalError):
+    """Another job has the journal open."""
+
+
 class JournalDamaged(JournalError):
     """What the journal holds is not what was put into it."""
 

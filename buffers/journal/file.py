@@ -86,6 +86,12 @@ class JournalFile:
             self._check_open()
             return frozenset(self._known.references)
 
+    def refers_to(self, snapshot_id: str) -> bool:
+        """Whether a row refers to the snapshot."""
+        with self._thread:
+            self._check_open()
+            return snapshot_id in self._known.references
+
     def next_place(self) -> int:
         """A place behind all others. A transaction that fails leaves a gap, which does no harm."""
         with self._thread:

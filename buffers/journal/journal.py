@@ -52,6 +52,11 @@ class Journal:
         self._clock = clock
         self._file = JournalFile(directory)
 
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+        return self._file.path.parent
+
     def taken(self, groups: Iterable[Group]) -> frozenset[str]:
         """Notes that somebody generates these groups now: new ones, or ones that waited.
 
@@ -177,6 +182,10 @@ class Journal:
     def snapshots_in_use(self) -> frozenset[str]:
         """The ids of all snapshots to which a group, now or at a checkpoint, refers: they must stay."""
         return self._file.references
+
+    def is_in_use(self, snapshot_id: str) -> bool:
+        """Whether ``snapshots_in_use`` has this id."""
+        return self._file.refers_to(snapshot_id)
 
     def status(self) -> JournalStatus:
         """What ``status.status_of`` sees from outside."""

@@ -6,7 +6,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from midstream.buffers.journal.errors import JournalError
+from midstream.buffers.journal.errors import JournalError, JournalInUse
 
 NAME = "journal.lock"
 _LABEL_BYTES = 256
@@ -16,7 +16,7 @@ class DirectoryLock:
     """Held from its making until ``close``, or until the process ends in any way."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises JournalError where another job holds it, or the directory cannot be written."""
+        """Raises JournalInUse where another job holds it, JournalError where the directory cannot be written."""
         path = directory / NAME
         self._fd = -1
         try:
@@ -30,7 +30,7 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(fd, _LABEL_BYTES, 0).decode(errors="replace") or "another process"
             os.close(fd)
-            raise JournalError(
+            raise JournalInUse(
                 f"{directory} is in use by {holder}: each job needs a run directory of its own; set another run_dir,"
                 " or stop that job first"
             ) from None

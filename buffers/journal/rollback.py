@@ -59,7 +59,7 @@ def _chosen(change: Change, rollout_id: int | None) -> CheckpointRow | None:
     present = ", ".join(str(row.id) for row in found) or "none"
     raise JournalError(
         f"the journal has no checkpoint {rollout_id}, only {present}: load one of these, keep more with"
-        " keep_checkpoints, or set another run_dir to begin with an empty buffer"
+        " midstream.journal.keep_checkpoints, or set another run_dir to begin with an empty buffer"
     )
 
 

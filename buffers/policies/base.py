@@ -60,12 +60,14 @@ class Policy(ABC):
     """A resume policy. A class of your own derives from this one, and is named as ``module:Class``.
 
     ``name`` is what the job's settings call it. ``keeps_environment`` False lets a resumed transcript go
-    on in an environment that starts anew: today's practice, kept to show what it costs.
+    on in an environment that starts anew: today's practice, kept to show what it costs. ``goes_back`` says
+    that a rollout may go on from an earlier snapshot than its newest: then all of them outlast a crash.
     """
 
     name: str = ""
     cut_off: CutOff = CutOff.KEPT
     keeps_environment: bool = True
+    goes_back: bool = False
 
     @abstractmethod
     def choose(self, rollout: PartialRollout, version: int) -> Choice:

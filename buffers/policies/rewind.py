@@ -18,6 +18,7 @@ class Rewind(Policy):
 
     name = "rewind"
     cut_off = CutOff(BUILT_IN["rewind"])
+    goes_back = True
 
     def __init__(self, max_lag: int) -> None:
         self.max_lag = max_lag

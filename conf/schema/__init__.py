@@ -7,7 +7,7 @@ one-machine job, the layer's included. Unknown keys are refused, values are not 
 from midstream.conf.schema.environment import EnvironmentConfig, LimitsConfig, PoolConfig, SnapshotConfig
 from midstream.conf.schema.job import JobConfig
 from midstream.conf.schema.layer import EngineConfig, LayerConfig, TurnConfig
-from midstream.conf.schema.policies import BoundsConfig, PoliciesConfig, RewindConfig
+from midstream.conf.schema.policies import BoundsConfig, JournalConfig, PoliciesConfig, RewindConfig
 from midstream.conf.schema.sections import (
     ModelConfig,
     RolloutConfig,
@@ -22,6 +22,7 @@ __all__ = [
     "EngineConfig",
     "EnvironmentConfig",
     "JobConfig",
+    "JournalConfig",
     "LayerConfig",
     "LimitsConfig",
     "ModelConfig",

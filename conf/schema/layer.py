@@ -12,6 +12,7 @@ from midstream.conf.schema.base import Count, PathSetting, Seconds, Section
 from midstream.conf.schema.environment import EnvironmentConfig, SnapshotConfig
 from midstream.conf.schema.policies import (
     BoundsConfig,
+    JournalConfig,
     PoliciesConfig,
     PolicyName,
     bound_problems,
@@ -57,11 +58,12 @@ class LayerConfig(Section):
     goes on from before what too old policies did to its environment. naive: its tokens go on in an environment
     that starts anew, which shows what jobs without the layer suffer. Or your own: package.module:Class."""
     run_dir: PathSetting | None = None
-    """Where the layer keeps what it writes: by default its snapshots."""
+    """Where the layer keeps what it writes: the journal, and by default its snapshots. One job at a time."""
     max_attempts: Count = 3
     """With so many failures of its infrastructure a rollout is masked."""
     policies: PoliciesConfig = Field(default_factory=PoliciesConfig)
     bounds: BoundsConfig = Field(default_factory=BoundsConfig)
+    journal: JournalConfig = Field(default_factory=JournalConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
     turns: TurnConfig = Field(default_factory=TurnConfig)

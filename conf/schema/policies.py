@@ -80,6 +80,13 @@ class BoundsConfig(Section):
     """A rollout that is played for longer in one go is given up and masked; time in the buffer does not count."""
 
 
+class JournalConfig(Section):
+    """The journal of unfinished rollouts, in the folder `buffer` of the run directory."""
+
+    keep_checkpoints: int = Field(default=3, ge=2)
+    """The host can go back to so many of its newest checkpoints with the buffer as it was; what they need stays."""
+
+
 def bound_problems(policy: str, policies: PoliciesConfig, bounds: BoundsConfig) -> Iterator[Problem]:
     """What a policy lets pass must not be what a bound takes away."""
     lag, cap = policies.rewind.max_lag, bounds.environment

@@ -196,7 +196,11 @@ class SnapshotStore:
         return self._trees.state(snapshot.id)
 
     def __contains__(self, snapshot: Snapshot) -> bool:
-        return self._index.restorable(snapshot.id)
+        return self.has(snapshot.id)
+
+    def has(self, snapshot_id: str) -> bool:
+        """Whether the snapshot of this id can be restored."""
+        return self._index.restorable(snapshot_id)
 
     def pin(self, snapshots: Named, owner: str) -> None:
         """Keeps snapshots, by record or id, from collection until the owner unpins them; raises SnapshotMissing.

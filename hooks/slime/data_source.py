@@ -1,22 +1,26 @@
 """``--data-source-path midstream.hooks.slime.data_source.DataSource``"""
 
-import logging
-import os
-import pickle
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
+from midstream.hooks.slime.buffer import adopt_snapshots, open_ledger, restored_groups
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
-from midstream.hooks.slime.settings import abandoned_of, engine_of, holds_of, layer_of, policy_of, tally_of
-
-_logger = logging.getLogger(__name__)
+from midstream.hooks.slime.settings import (
+    abandoned_of,
+    engine_of,
+    environments_of,
+    holds_of,
+    keep_ledger,
+    layer_of,
+    policy_of,
+    tally_of,
+)
 
 
 class DataSource:
@@ -24,11 +28,19 @@ class DataSource:
 
     What becomes of a group that the host hands back unfinished, and of one that goes out again, is the
     resume policy's choice, within the bounds. The host's ``--buffer-filter-path`` chooses which waiting
-    groups go first. ``save`` keeps the waiting groups with the host's own state, so that a restart loses no
-    prompt. ``counters`` are those of the process.
+    groups go first. Who owns a group is in the journal of the run directory, where ``save`` marks a checkpoint
+    and ``load`` returns to it, so that a restart loses no prompt and trains on none twice. ``counters`` are
+    those of the process.
     """
 
     def __init__(self, args: Namespace) -> None:
+        """Open the journal.
+
+        Raises:
+            ValueError: flags of the host contradict the policy.
+            JournalError: another job has the run directory, it cannot be written, or its journal is of
+                another version.
+        """
         self._args = args
         self._host = running_host(args)
         self._prompts = self._host.load("prompts", "RolloutDataSource")(args)
@@ -43,7 +55,11 @@ class DataSource:
             select=self._select(),
             tally=self.counters,
             abandon=lambda snapshots: abandoned_of(args).extend(holds_of(args).release(snapshots)),
+            dropped=self._note_dropped,
         )
+        self._ledger = open_ledger(args)
+        keep_ledger(args, self._ledger)
+        self._has_begun = False
 
     @property
     def dataset(self) -> Any:
@@ -71,17 +87,23 @@ class DataSource:
         """Return ``num_samples`` groups: those that wait first, then new prompts.
 
         The policy's version is that of the engine's last answer.
+
+        Raises:
+            JournalError: the journal cannot be written, or a new group is there already.
         """
+        self._begin()
         groups = self._buffer.take(num_samples, engine_of(self._args).version)
-        if len(groups) < num_samples:
-            groups += self._prompts.get_samples(num_samples - len(groups))
-        return groups
+        new = self._prompts.get_samples(num_samples - len(groups)) if len(groups) < num_samples else []
+        self._ledger.check_new(new)
+        self._ledger.taken(groups + new)
+        return groups + new
 
     def add_samples(self, samples: list[Group]) -> None:
         """Take back groups that the host did not train on.
 
         Raises:
             ValueError: a group has not ``args.n_samples_per_prompt`` members.
+            JournalError: the journal cannot be written.
         """
         for group in samples:
             if len(group) != self._args.n_samples_per_prompt:
@@ -89,39 +111,42 @@ class DataSource:
                     f"a group of {len(group)} came back, expected n_samples_per_prompt="
                     f"{self._args.n_samples_per_prompt}: hand back whole groups"
                 )
-            self._buffer.add([group])
+        kept = self._buffer.add(samples)
+        self._ledger.buffered(kept)
 
     def save(self, rollout_id: int) -> None:
-        """Save the host's state and the waiting groups under ``args.save``."""
-        if self._args.save is not None:
-            self._save_groups(rollout_id)
-        # Last, so that a position never stands without the groups that were taken before it.
+        """Save the host's state under ``args.save``, and mark the journal's as the one that belongs to it."""
+        # First, so that a position never stands without the groups that were taken before it.
+        self._ledger.checkpoint(rollout_id)
         self._prompts.save(rollout_id)
 
-    def _save_groups(self, rollout_id: int) -> None:
-        path = _buffer_path(self._args.save, rollout_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        groups = [_mapped(group, lambda sample: sample.to_dict()) for group in self._buffer.groups]
-        with temporary.open("wb") as file:
-            pickle.dump(groups, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-
     def load(self, rollout_id: int | None = None) -> None:
-        """Go on from what ``save(rollout_id)`` left under ``args.load``."""
+        """Go on from what ``save(rollout_id)`` left: the host's state under ``args.load``, the buffer as it was.
+
+        Raises:
+            JournalError: the journal has no checkpoint of that name, but others.
+            SnapshotMissing: not one of the snapshots that the buffer needs is in the store.
+        """
         self._prompts.load(rollout_id)
-        if self._args.load is None or rollout_id is None:
-            return
-        path = _buffer_path(self._args.load, rollout_id)
-        if not path.exists():
-            _logger.warning("%s does not exist: no group waits to go on", path)
-            return
-        sample_class = self._host.load("samples", "Sample")
-        with path.open("rb") as file:
-            groups = pickle.load(file)
-        self._buffer.groups = [_mapped(group, sample_class.from_dict) for group in groups]
+        self._restore(rollout_id if self._args.load is not None else None)
+
+    def close(self) -> None:
+        """Let go of the run directory; the groups that wait stay in its journal."""
+        keep_ledger(self._args, None)
+        self._ledger.close()
+
+    def _begin(self) -> None:
+        # A host that loads nothing begins with an empty buffer, whatever an earlier job left.
+        if not self._has_begun:
+            self._restore(None)
+
+    def _restore(self, rollout_id: int | None) -> None:
+        self._has_begun = True
+        self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
+        adopt_snapshots(environments_of(self._args), self._ledger)
+
+    def _note_dropped(self, group: Group, reason: str) -> None:
+        self._ledger.dropped(group, reason)
 
     def _members(self, group: Group) -> list[SampleMember]:
         return members_of(group, self._decode)
@@ -151,11 +176,3 @@ def _check_flags(args: Namespace, policy: Policy) -> None:
             f"{setting} with --over-sampling-batch-size {args.over_sampling_batch_size} above --rollout-batch-size "
             f"{args.rollout_batch_size} would cut rollouts off: set them equal, or choose another policy"
         )
-
-
-def _mapped(group: Group, change: Any) -> Group:
-    return [_mapped(member, change) if isinstance(member, list) else change(member) for member in group]
-
-
-def _buffer_path(folder: str, rollout_id: int) -> Path:
-    return Path(folder) / "rollout" / f"midstream_buffer_{rollout_id}.pkl"

@@ -54,6 +54,7 @@ async def generate(
         routing_key=_routing_key(args, sample),
         keeps_environment=policy.keeps_environment,
         may_go_on=policy.cut_off in (CutOff.KEPT, CutOff.NOTHING),
+        goes_back=policy.goes_back,
         deadline_s=layer.bounds.deadline_s,
         release=holds_of(args).release,
     )

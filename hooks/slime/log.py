@@ -6,8 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from midstream.buffers.lags import lags, token_lags
+from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
-from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
+from midstream.hooks.slime.settings import engine_of, environments_of, ledger_of, tally_of
 
 
 def log_rollout(
@@ -17,11 +18,14 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Add staleness, the buffer, environments and sandboxes to what the host is about to log.
+    """Note what is trained on, and add staleness, the buffer, environments and sandboxes to what the host logs.
 
     Returns False, so that it does. Counts of the buffer, environments and sandboxes are since the job's start.
     Lags are counted from the version that the engine served last: the policy that trains on the batch.
     """
+    ledger = ledger_of(args)
+    if ledger is not None:
+        ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
     if extra_metrics is not None:
         version = engine_of(args).version or 0
         extra_metrics.update(staleness_metrics(samples, version))

@@ -5,6 +5,7 @@ import json
 from argparse import Namespace
 
 from midstream.buffers.holds import Holds
+from midstream.buffers.ledger import Ledger
 from midstream.buffers.policies.base import Policy
 from midstream.buffers.policies.load import load_policy
 from midstream.buffers.tally import Tally
@@ -12,6 +13,9 @@ from midstream.conf.compose import layer_config
 from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.engine import Engine
+from midstream.hooks.slime.sample import Group
+
+_ledgers: dict[str, Ledger[Group]] = {}
 
 
 def layer_of(args: Namespace) -> LayerConfig:
@@ -44,6 +48,19 @@ def tally_of(args: Namespace) -> Tally:
 def holds_of(args: Namespace) -> Holds:
     """Which snapshots must outlast the rollouts that made them; one per process."""
     return _holds(_settings_of(args))
+
+
+def ledger_of(args: Namespace) -> Ledger[Group] | None:
+    """The ledger that the data source of this process keeps; None where it keeps none."""
+    return _ledgers.get(_settings_of(args))
+
+
+def keep_ledger(args: Namespace, ledger: Ledger[Group] | None) -> None:
+    """Make a ledger the one that ``ledger_of`` returns from now on; None: it is closed."""
+    if ledger is None:
+        _ledgers.pop(_settings_of(args), None)
+    else:
+        _ledgers[_settings_of(args)] = ledger
 
 
 def abandoned_of(args: Namespace) -> list[Snapshot]:

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 
 from midstream.buffers.policies.base import DROP, RESUME, Choice, Policy
-from midstream.buffers.rollout import PartialRollout, Span, Status
-from midstream.envs.protocol import Change, Snapshot
-from midstream.hooks.engine import Generation
+from midstream.buffers.rollout import PartialRollout
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.generate import generate
 from midstream.hooks.slime.log import log_rollout
-from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
+from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, tally_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
+from tests.hooks.played import play
+from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine
 
 
 class Environments(NumberEnvironments):
@@ -53,29 +52,6 @@ def args(tmp_path: Path) -> Namespace:
     )
 
 
-def play(sample: Sample, *turns: tuple[int, str]) -> PartialRollout:
-    """Let ``sample`` take turns as ``generate`` would, each under a version and with a path that it writes."""
-    tokenizer = WordTokenizer()
-    rollout = begin_rollout(sample, task_of(sample), tokenizer)
-    sink = SampleSink(Namespace(), sample, tokenizer)
-    rollout.enter(Snapshot("s0", "d0"))
-    for number, (version, path) in enumerate(turns, 1):
-        rollout.begin_turn()
-        made = Generation(
-            [1, 0], [-0.5, -0.25], "add <end>", "stop", (Span(version, 0, 2),), {"finish_reason": {}}
-        )
-        rollout.append_action(made.tokens, made.log_probs, made.spans)
-        sink.append_action(made)
-        rollout.finish_action()
-        rollout.append_observation([IDS["obs"]])
-        sink.append_observation([IDS["obs"]], "obs")
-        changes = (Change(path, "created", 1, "", f"{number}"),) if path else ()
-        rollout.enter(Snapshot(f"s{number}", f"d{number}", f"s{number - 1}", changes))
-    rollout.status = Status.ABORTED
-    store(sample, rollout)
-    return rollout
-
-
 def waiting(args: Namespace, *turns: tuple[int, str], version: int) -> tuple[DataSource, list[Sample]]:
     """A data source in which one group waits; the first of its members has taken these turns."""
     source = DataSource(args)
@@ -97,7 +73,7 @@ def test_a_rewound_sample_and_its_record_agree(args: Namespace) -> None:
     rollout = recorded_rollout(sample)
     assert (len(rollout.turns), rollout.snapshot, list(rollout.snapshots)) == (1, "s1", ["s0", "s1"])
     assert (source.counters.rewound, source.counters.discarded_tokens) == (1, {"policy": 4})
-    assert [snapshot.id for snapshot in abandoned_of(args)] == ["s2", "s3"]
+    assert {snapshot.id for snapshot in abandoned_of(args)} == {"s2", "s3"}
 
 
 def test_what_is_beyond_a_bound_starts_anew(args: Namespace) -> None:
@@ -115,7 +91,7 @@ def test_a_dropped_group_is_replaced_by_a_new_prompt(args: Namespace) -> None:
     [other] = source.get_samples(1)
     assert other[0].group_index == group[0].group_index + 1
     assert (source.counters.dropped, source.get_buffer_length()) == (2, 0)
-    assert [snapshot.id for snapshot in abandoned_of(args)] == ["s0", "s1"]
+    assert {snapshot.id for snapshot in abandoned_of(args)} == {"s0", "s1"}
 
 
 def test_before_the_engine_has_answered_nothing_is_too_old(args: Namespace) -> None:
@@ -130,12 +106,10 @@ def test_a_policy_of_the_users_own_decides(args: Namespace) -> None:
     args.midstream |= {"resume_policy": f"{__name__}:DropLong", "policies": {"custom": {"longest": 2}}}
     source, group = waiting(args, (4, ""), version=4)
     assert source.get_samples(1) == [group]
-    play_on = DataSource(args)
-    [other] = play_on.get_samples(1)
-    play(other[0], (4, ""), (4, ""))
-    play_on.add_samples([other])
-    assert play_on.get_samples(1) != [other]
-    assert play_on.counters.discarded_tokens == {"policy": 4}
+    play(group[0], (4, ""))
+    source.add_samples([group])
+    assert source.get_samples(1) != [group]
+    assert source.counters.discarded_tokens == {"policy": 4}
 
 
 def test_samples_of_one_rollout_start_anew_as_one(args: Namespace) -> None:

@@ -30,8 +30,6 @@ def args(tmp_path: Path) -> Namespace:
     return host_args(
         tmp_path,
         [task | {"label": str(number)} for number in range(TASKS)],
-        save=str(tmp_path / "checkpoint"),
-        load=str(tmp_path / "checkpoint"),
         midstream={"run_dir": str(tmp_path), "resume_policy": "continue"},
     )
 
@@ -155,30 +153,6 @@ def test_discard_keeps_nothing(args: Namespace) -> None:
     source.add_samples([group])
     assert source.get_buffer_length() == 0
     assert (source.counters.dropped, source.counters.discarded_tokens) == (2, {"cut_off": 2})
-
-
-def test_a_restart_of_the_job_loses_no_prompt(args: Namespace) -> None:
-    source = DataSource(args)
-    groups = source.get_samples(3)
-    rollout = play(groups[1][0])
-    source.add_samples([groups[1], groups[2]])
-    source.save(5)
-    source.get_samples(2)
-
-    restarted = DataSource(args)
-    restarted.load(5)
-    again = restarted.get_samples(3)
-    assert [group[0].group_index for group in again] == [1, 2, 3]
-    assert recorded_rollout(again[0][0]) == rollout
-
-
-def test_saving_leaves_no_half_written_file(args: Namespace) -> None:
-    source = DataSource(args)
-    source.save(0)
-    source.save(1)
-    names = {path.name for path in (Path(args.save) / "rollout").iterdir()}
-    assert names == {f"{kind}_{number}.{end}" for number in (0, 1) for kind, end in
-                     (("prompts", "json"), ("midstream_buffer", "pkl"))}  # fmt: skip
 
 
 def newest_first(args: Namespace, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:

@@ -1,0 +1,350 @@
+"""Restarts of a job of slime's shape: the buffer is as it was at the checkpoint that the host loads."""
+
+import asyncio
+import json
+import threading
+from argparse import Namespace
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.buffers.journal.errors import JournalError, JournalInUse, OwnershipError
+from midstream.buffers.journal.status import status_of
+from midstream.envs.errors import SnapshotMissing
+from midstream.hooks.slime import buffer
+from midstream.hooks.slime.data_source import DataSource
+from midstream.hooks.slime.log import log_rollout
+from midstream.hooks.slime.sample import recorded_rollout, store
+from midstream.hooks.slime.settings import abandoned_of, environments_of, holds_of
+from midstream.local.sample import Sample
+from tests.hooks.host import host_args
+from tests.hooks.played import play
+from tests.hooks.scripted import NumberEnvironments
+
+TASKS = 6
+MEMBERS = 2
+
+
+class Environments(NumberEnvironments):
+    """What the job's settings name, with a store that holds what a test says."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.needed: Collection[str] = ()
+        self.missing: frozenset[str] = frozenset()
+
+    def adopt(self, needed: Collection[str]) -> frozenset[str]:
+        self.needed = needed
+        return self.missing
+
+
+class Jobs:
+    """One job after another on one run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        task = {"prompt": "7", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
+        self.run_dir = folder / "run"
+        self.args = host_args(
+            folder,
+            [task | {"label": str(number)} for number in range(TASKS)],
+            save=str(folder / "checkpoint"),
+            load=str(folder / "checkpoint"),
+            midstream={
+                "run_dir": str(self.run_dir),
+                "resume_policy": "continue",
+                "environment": {"factory": f"{__name__}:Environments"},
+            },
+        )
+        self.source: DataSource | None = None
+
+    def start(self, load: int | None = None) -> DataSource:
+        """A job; the one before is dead."""
+        self.end()
+        self.source = DataSource(self.args)
+        if load is not None:
+            self.source.load(load)
+        return self.source
+
+    def end(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
+    def position(self, rollout_id: int) -> None:
+        """A state of the host's own prompts, at their beginning."""
+        path = Path(self.args.load) / "rollout" / f"prompts_{rollout_id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"taken": 0}')
+
+    def train(self, rollout_id: int, *groups: list[Any]) -> None:
+        """What the host says of the groups that it hands to its trainer."""
+        samples = [
+            s
+            for group in groups
+            for member in group
+            for s in (member if isinstance(member, list) else [member])
+        ]
+        log_rollout(rollout_id, self.args, samples, None, 1.0)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    found = Jobs(tmp_path)
+    yield found
+    found.end()
+
+
+def numbers(groups: list[list[Any]]) -> list[int]:
+    return [next(iter(group)).group_index for group in groups]
+
+
+def end(sample: Sample, reward: float = 1.0) -> None:
+    rollout = play(sample, (3, ""))
+    rollout.status, rollout.reward = type(rollout.status).COMPLETED, reward
+    store(sample, rollout)
+
+
+def test_what_waited_waits_again_as_it_was(jobs: Jobs) -> None:
+    source = jobs.start()
+    _, second, third = source.get_samples(3)
+    play(second[0], (3, "a"), (4, "b"))
+    end(second[1], reward=0.5)
+    second[0].metadata["start_rollout_id"] = 5
+    source.add_samples([third, second])
+    source.save(5)
+    before = [sample.to_dict() for sample in [*third, *second]]
+    source.get_samples(2)
+
+    again = jobs.start(load=5)
+    assert numbers(again.waiting_groups) == [0, 2, 1], "what was in flight then, and the others in order"
+    assert [sample.to_dict() for group in again.waiting_groups[1:] for sample in group] == before
+    assert numbers(again.get_samples(4)) == [0, 2, 1, 3]
+
+
+def test_without_a_checkpoint_to_load_nothing_waits(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    source.add_samples([group])
+    source.save(0)
+    assert numbers(jobs.start().get_samples(2)) == [0, 1]
+    assert jobs.source.get_buffer_length() == 0
+
+
+def test_what_was_handed_to_a_step_after_the_checkpoint_waits_and_what_was_trained_does_not(
+    jobs: Jobs,
+) -> None:
+    source = jobs.start()
+    groups = source.get_samples(2)
+    for group in groups:
+        for sample in group:
+            end(sample)
+    jobs.train(0, groups[0])
+    jobs.train(1, groups[1])  # a host that generates ahead hands over before the step before is saved
+    source.save(0)
+    assert numbers(jobs.start(load=0).waiting_groups) == [1]
+    assert status_of(jobs.run_dir / "buffer").trained.groups == 1
+
+
+def test_a_journal_that_is_ahead_goes_back_to_the_checkpoint(jobs: Jobs) -> None:
+    source = jobs.start()
+    old, older = source.get_samples(2)
+    source.add_samples([old, older])
+    source.save(0)
+    again = source.get_samples(2)
+    play(again[0][0], (3, ""))
+    for sample in again[1]:
+        end(sample)
+    jobs.train(1, again[1])
+    source.add_samples([again[0]])
+    source.save(1)
+    back = jobs.start(load=0)
+    assert numbers(back.waiting_groups) == [0, 1]
+    assert [sample.response_length for group in back.waiting_groups for sample in group] == [0] * 4
+
+
+def test_a_checkpoint_that_the_journal_does_not_have_is_refused(jobs: Jobs) -> None:
+    source = jobs.start()
+    for rollout_id in (3, 4):
+        source.save(rollout_id)
+    jobs.position(7)
+    with pytest.raises(JournalError, match="no checkpoint 7, only 3, 4.*load one of these"):
+        jobs.start(load=7)
+
+
+def test_a_new_run_directory_begins_empty_and_says_so(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    jobs.position(7)
+    assert jobs.start(load=7).get_buffer_length() == 0
+    assert "has no checkpoint" in caplog.text and "set that one" in caplog.text
+
+
+def test_prompts_that_count_anew_are_refused(jobs: Jobs) -> None:
+    source = jobs.start()
+    source.add_samples(source.get_samples(1))
+    source.save(0)
+    jobs.position(0)
+    again = jobs.start(load=0)
+    with pytest.raises(OwnershipError, match="group 0 is handed out as new, and waits.*load the state"):
+        again.get_samples(2)
+
+
+def test_members_that_were_split_stay_together(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    play(group[0], (0, ""))
+    group[0] = [group[0], Sample.from_dict(json.loads(json.dumps(group[0].to_dict())))]
+    source.add_samples([group])
+    source.save(0)
+    [again] = jobs.start(load=0).get_samples(1)
+    assert [type(member) for member in again] == [list, Sample]
+    assert [sample.to_dict() for sample in again[0]] == [sample.to_dict() for sample in group[0]]
+
+
+def test_what_cannot_be_written_down_is_left_out_and_said(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    group[0].metadata["live"] = threading.Lock()
+    group[1].label = "mine"
+    source.add_samples([group])
+    source.save(0)
+    assert "'metadata'" in caplog.text and "left out" in caplog.text
+    [again] = jobs.start(load=0).get_samples(1)
+    assert again[1].label == "mine"
+
+
+def test_what_the_host_gives_up_leaves_the_journal(jobs: Jobs) -> None:
+    source = jobs.start()
+    filtered, cut, trained, running = source.get_samples(4)
+    for sample in [*filtered, *trained]:
+        end(sample)
+    for sample in cut:
+        play(sample, (3, ""))
+    jobs.train(0, trained)
+    assert status_of(jobs.run_dir / "buffer").taken.groups == 3, "a host may keep finished groups for a while"
+    jobs.train(1)
+    status = status_of(jobs.run_dir / "buffer")
+    assert (status.taken.groups, status.dropped["host"].groups) == (1, 2)
+    source.save(1)
+    assert numbers(jobs.start(load=1).waiting_groups) == [running[0].group_index]
+
+
+def test_what_ended_beside_a_running_member_is_not_lost(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    end(group[0])
+    source.save(0)
+    [again] = jobs.start(load=0).get_samples(1)
+    assert [sample.status for sample in again] == [Sample.Status.COMPLETED, Sample.Status.PENDING]
+    assert recorded_rollout(again[0]) == recorded_rollout(group[0])
+
+
+def test_a_host_that_never_says_what_it_trains_on_is_told(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    for sample in group:
+        end(sample)
+    source.save(0)
+    assert "log_rollout" in caplog.text
+    assert jobs.start(load=0).get_buffer_length() == 0
+
+
+def test_a_second_job_on_the_run_directory_is_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer, "_PATIENCE_S", 0.2)
+    jobs.start()
+    with pytest.raises(JournalInUse, match="in use by process.*set another run_dir"):
+        DataSource(jobs.args)
+
+
+def test_a_job_that_is_just_ending_is_waited_for(jobs: Jobs) -> None:
+    first = jobs.start()
+    jobs.source = None
+    ending = threading.Timer(0.5, first.close)
+    ending.start()
+    jobs.start()
+    ending.join()
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(jobs: Jobs) -> None:
+    jobs.run_dir.write_text("a file")
+    with pytest.raises(JournalError, match=r"cannot write the journal in .*run/buffer .*set run_dir"):
+        jobs.start()
+
+
+def waiting_on_snapshots(jobs: Jobs, policy: str) -> DataSource:
+    jobs.args.midstream["resume_policy"] = policy
+    source = jobs.start()
+    groups = source.get_samples(2)
+    play(groups[0][0], (3, "a"), (3, "b"))
+    end(groups[0][1])
+    source.add_samples(groups)
+    source.save(0)
+    return source
+
+
+@pytest.mark.parametrize(("policy", "needed"), [("continue", {"s2"}), ("rewind", {"s0", "s1", "s2"})])
+def test_the_store_is_told_what_a_restart_needs(jobs: Jobs, policy: str, needed: set[str]) -> None:
+    waiting_on_snapshots(jobs, policy)
+    jobs.start(load=0)
+    assert set(environments_of(jobs.args).needed) == needed
+
+
+def test_a_snapshot_that_is_missing_is_said(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    waiting_on_snapshots(jobs, "rewind")
+    environments_of(jobs.args).missing = frozenset({"s1"})
+    jobs.start(load=0)
+    assert "1 of 3 snapshots" in caplog.text and "s1" in caplog.text
+
+
+def test_a_store_without_any_of_the_snapshots_is_refused(jobs: Jobs) -> None:
+    waiting_on_snapshots(jobs, "continue")
+    environments_of(jobs.args).missing = frozenset({"s2"})
+    with pytest.raises(SnapshotMissing, match=r"none of the 1 snapshots.*midstream\.snapshots\.path"):
+        jobs.start(load=0)
+
+
+def test_a_snapshot_of_a_checkpoint_outlasts_its_rollout(jobs: Jobs) -> None:
+    source = waiting_on_snapshots(jobs, "continue")
+    [group, _] = source.get_samples(2)
+    rollout = recorded_rollout(group[0])
+    free = holds_of(jobs.args).release(rollout.snapshots.values())
+    assert [snapshot.id for snapshot in free] == ["s0", "s1"], (
+        "the rollout has ended, the checkpoint needs s2"
+    )
+    end(group[0])
+    jobs.train(1, group)
+    for rollout_id in (1, 2):
+        source.save(rollout_id)
+    assert abandoned_of(jobs.args) == [], "the checkpoint can still be loaded"
+    source.save(3)
+    assert [snapshot.id for snapshot in abandoned_of(jobs.args)] == ["s2"]
+
+
+def test_a_damaged_group_costs_only_itself(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    source = waiting_on_snapshots(jobs, "continue")
+    source.close()
+    jobs.source = None
+    path = next((jobs.run_dir / "buffer").glob("*.sqlite*"))
+    content = bytearray(path.read_bytes())
+    at = content.index(b"midR")
+    content[at + 40] ^= 0xFF
+    path.write_bytes(content)
+    again = jobs.start(load=0)
+    assert numbers(again.waiting_groups) == [1]
+    assert "damage cost 1 groups" in caplog.text
+
+
+def test_closing_lets_go_of_the_run_directory_and_twice_is_fine(jobs: Jobs) -> None:
+    source = jobs.start()
+    source.close()
+    source.close()
+    assert asyncio.run(_opens(jobs.args))
+
+
+async def _opens(args: Namespace) -> bool:
+    source = DataSource(args)
+    source.close()
+    return True
