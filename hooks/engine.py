@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import aiohttp
@@ -62,6 +62,8 @@ class Engine:
     A call that finds no server is repeated until one answers, for at most ``retry_s``; the caller
     loses nothing but time. ``version`` is the policy version that answered last, None before the first
     answer. Safe to use from several event loops in turn: a session belongs to the loop that opened it.
+
+    After a restart of the job an engine may count its versions anew: see ``go_on_after``.
     """
 
     url: str
@@ -69,8 +71,18 @@ class Engine:
     request_timeout_s: float = 600.0
     version: int | None = None
     counters: EngineCounters = field(default_factory=EngineCounters)
+    _before: int | None = field(default=None, repr=False)
+    _offset: int = field(default=0, repr=False)
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
     _loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
+
+    def go_on_after(self, version: int) -> None:
+        """Have versions follow ``version``, the newest that an earlier process of this job has recorded.
+
+        An engine whose first answer is of a newer version counts on by itself. One that counts anew is now
+        at the version after that one, since the host has loaded weights that were trained since.
+        """
+        self._before, self.version = version, version + 1
 
     async def generate(
         self,
@@ -116,7 +128,7 @@ class Engine:
                 pause_s = min(2 * pause_s, _RETRY_LONGEST_S)
                 continue
             try:
-                generation = read_generation(answer, dispatch_version)
+                generation = self._read(answer, dispatch_version)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise EngineRejected(
                     f"{self.url}/generate answered what no SGLang answers ({type(error).__name__}: {error}); "
@@ -165,12 +177,26 @@ class Engine:
             self._loop = loop
         return self._session
 
+    def _read(self, answer: Mapping[str, Any], dispatch_version: int | None) -> Generation:
+        """The answer, with versions as they are counted over restarts of the job."""
+        if self._before is not None and (answer.get("meta_info") or {}).get("weight_version") is not None:
+            first = policy_version(answer["meta_info"]["weight_version"])
+            self._offset = self._before + 1 - first if first <= self._before else 0
+            self._before = None
+        known = None if dispatch_version is None else dispatch_version - self._offset
+        generation = read_generation(answer, known)
+        if not self._offset:
+            return generation
+        spans = (replace(span, version=span.version + self._offset) for span in generation.spans)
+        return replace(generation, spans=tuple(spans))
+
     def _count(self, generation: Generation) -> None:
         self.counters.generated_tokens += len(generation.tokens)
         self.counters.prompt_tokens += generation.meta_info.get("prompt_tokens", 0)
         if generation.spans:
-            self.version = policy_version(
-                generation.meta_info.get("weight_version", generation.spans[-1].version)
+            answered = generation.meta_info.get("weight_version")
+            self.version = (
+                generation.spans[-1].version if answered is None else policy_version(answered) + self._offset
             )
 
 

@@ -144,6 +144,9 @@ class DataSource:
         self._has_begun = True
         self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
         adopt_snapshots(environments_of(self._args), self._ledger)
+        versions = [span.version for rollout in self.waiting() for span in rollout.spans]
+        if versions:
+            engine_of(self._args).go_on_after(max(versions))
 
     def _note_dropped(self, group: Group, reason: str) -> None:
         self._ledger.dropped(group, reason)

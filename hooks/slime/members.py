@@ -5,7 +5,8 @@ from functools import cached_property
 from typing import Any
 
 from midstream.buffers.rollout import PartialRollout, Status
-from midstream.hooks.slime.sample import Group, recorded_rollout, rewrite, samples_of, store
+from midstream.hooks.slime.foreign import is_foreign, rollout_of
+from midstream.hooks.slime.sample import Group, rewrite, samples_of, store
 
 Decode = Callable[[list[int]], str]
 
@@ -22,14 +23,19 @@ class SampleMember:
     @cached_property
     def rollouts(self) -> Sequence[PartialRollout]:
         """The records, read when they are asked for: that takes a while where rollouts are long."""
-        found = [recorded_rollout(sample) for sample in self._samples]
+        found = [rollout_of(sample) for sample in self._samples]
         return [rollout for rollout in found if rollout is not None]
 
     def store(self, rollout: PartialRollout) -> None:
         """Write a rollout that has lost tokens into the first sample, which then is the member alone."""
         sample = self._samples[0]
+        was_foreign = is_foreign(sample)
         rewrite(sample, rollout, self._decode(rollout.tokens) if rollout.tokens else "")
-        store(sample, rollout)
+        if was_foreign:
+            # Its generate function would not keep a record of ours up to date.
+            sample.status, sample.reward = type(sample).Status(rollout.status.value), rollout.reward
+        else:
+            store(sample, rollout)
         sample.remove_sample = rollout.status is Status.FAILED
         self._group[self._position] = sample
         self.rollouts = [rollout]

@@ -14,7 +14,8 @@ from midstream.buffers.journal.encoding import decode, member_of
 from midstream.buffers.journal.errors import JournalDamaged
 from midstream.buffers.journal.records import Member, Summary
 from midstream.buffers.rollout import PartialRollout
-from midstream.hooks.slime.sample import RECORD_KEY, recorded_rollout, samples_of, store
+from midstream.hooks.slime.foreign import is_foreign, rollout_of
+from midstream.hooks.slime.sample import RECORD_KEY, samples_of, store
 
 _ARRAYS = ("tokens", "loss_mask", "rollout_log_probs")
 # The host's fields of one sample, and the record of its rollout if that has begun.
@@ -36,12 +37,16 @@ def journaled(member: Any, *, goes_back: bool) -> Member:
     summaries: list[Summary] = []
     for sample in samples:
         host = dict(sample.to_dict())
-        rollout = recorded_rollout(sample)
+        rollout = rollout_of(sample)
         if rollout is None:
             parts.append((host, None))
             summaries.append(Summary(status=sample.status.value))
             continue
         found = member_of(rollout)
+        if is_foreign(sample):
+            parts.append((host, None))
+            summaries.append(found.summary)
+            continue
         for name in _ARRAYS:
             del host[name]
         host["metadata"] = {key: value for key, value in host["metadata"].items() if key != RECORD_KEY}

@@ -38,18 +38,13 @@ def samples_of(group: Group) -> Iterator[Any]:
 
 
 def recorded_rollout(sample: Any) -> PartialRollout | None:
-    """Return the rollout that ``sample`` carries, None where it has not begun.
+    """Return the rollout that ``sample`` carries a record of, None where there is none.
 
     Raises:
-        RecordError: the sample has response tokens that no record explains, or they disagree with it.
+        RecordError: the sample disagrees with its record.
     """
     record = (sample.metadata or {}).get(RECORD_KEY)
     if record is None:
-        if sample.response_length:
-            raise RecordError(
-                f"sample {sample.index} has {sample.response_length} response tokens but no midstream "
-                "record: all generation of a job must go through midstream's generate"
-            )
         return None
     split = len(sample.tokens) - sample.response_length
     return PartialRollout.from_json(
@@ -66,7 +61,16 @@ def recorded_rollout(sample: Any) -> PartialRollout | None:
 
 
 def begin_rollout(sample: Any, task: Task, tokenizer: Tokenizer) -> PartialRollout:
-    """Return a rollout at its start, and put the prompt's tokens where the host expects them."""
+    """Return a rollout at its start, and put the prompt's tokens where the host expects them.
+
+    Raises:
+        RecordError: the sample has response tokens already, which no record explains.
+    """
+    if sample.response_length:
+        raise RecordError(
+            f"sample {sample.index} has {sample.response_length} response tokens but no midstream record: all "
+            "generation of a job must go through midstream's generate, or none"
+        )
     if not sample.tokens:
         sample.tokens = tokenizer.encode(task.prompt, add_special_tokens=False)
     return PartialRollout(task.key, str(sample.group_index), prompt_tokens=list(sample.tokens))

@@ -73,8 +73,9 @@ def test_the_record_is_no_part_of_the_task() -> None:
 
 
 def test_tokens_that_no_record_explains_are_refused() -> None:
+    sample = Sample(index=1, prompt="7", tokens=[1, 2], response_length=1)
     with pytest.raises(RecordError, match="through midstream's generate"):
-        recorded_rollout(Sample(index=1, tokens=[1, 2], response_length=1))
+        begin_rollout(sample, task_of(sample), WordTokenizer())
 
 
 def test_a_record_that_disagrees_with_its_sample_is_refused() -> None:

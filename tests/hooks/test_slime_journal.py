@@ -17,11 +17,11 @@ from midstream.hooks.slime import buffer
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import recorded_rollout, store
-from midstream.hooks.slime.settings import abandoned_of, environments_of, holds_of
+from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, holds_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.played import play
-from tests.hooks.scripted import NumberEnvironments
+from tests.hooks.scripted import NumberEnvironments, ScriptedEngine
 
 TASKS = 6
 MEMBERS = 2
@@ -274,6 +274,46 @@ def test_a_run_directory_that_cannot_be_written_is_refused(jobs: Jobs) -> None:
         jobs.start()
 
 
+def answered(jobs: Jobs, *engines: ScriptedEngine) -> list[int]:
+    """The versions under which a restarted job sees each of these engines, and the one before the first."""
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    play(group[0], (7, ""))
+    source.add_samples([group])
+    source.save(0)
+    jobs.start(load=0)
+    client = engine_of(jobs.args)
+    seen = [client.version]
+
+    async def ask() -> None:
+        for engine in engines:
+            async with engine.serving() as url:
+                client.url = url
+                generation = await client.generate([13], {})
+                assert generation.spans[-1].version == client.version
+                seen.append(client.version)
+        await client.close()
+
+    asyncio.run(ask())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("engines", "seen"),
+    [
+        ((1, 2, 5), [8, 8, 9, 12]),
+        ((0, 1), [8, 8, 9]),
+        ((7, 8), [8, 8, 9]),
+        ((8, 9), [8, 8, 9]),
+        ((20,), [8, 20]),
+    ],
+)
+def test_versions_go_on_where_an_engine_counts_anew(
+    jobs: Jobs, engines: tuple[int, ...], seen: list[int]
+) -> None:
+    assert answered(jobs, *(ScriptedEngine([("add <end>", "stop")], version) for version in engines)) == seen
+
+
 def waiting_on_snapshots(jobs: Jobs, policy: str) -> DataSource:
     jobs.args.midstream["resume_policy"] = policy
     source = jobs.start()
@@ -348,3 +388,37 @@ async def _opens(args: Namespace) -> bool:
     source = DataSource(args)
     source.close()
     return True
+
+
+def streamed(sample: Sample, status: Sample.Status = Sample.Status.ABORTED) -> None:
+    """What a generate function of the host's own leaves: two tokens of the model around one of a tool."""
+    sample.tokens = [13, 1, 9, 1]
+    sample.response, sample.response_length = "add obs add", 3
+    sample.loss_mask, sample.rollout_log_probs = [1, 0, 1], [-0.5, 0.0, -0.25]
+    sample.weight_versions, sample.status = ["4"], status
+
+
+def test_samples_of_the_hosts_own_generate_outlast_a_restart(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    streamed(group[0])
+    source.add_samples([group])
+    source.save(0)
+    before = [sample.to_dict() for sample in group]
+    status = status_of(jobs.run_dir / "buffer")
+    assert (status.buffered.tokens, status.oldest_version) == (3, 4)
+    [again] = jobs.start(load=0).get_samples(1)
+    assert [sample.to_dict() for sample in again] == before
+
+
+def test_samples_of_the_hosts_own_generate_start_anew(jobs: Jobs) -> None:
+    jobs.args.midstream["resume_policy"] = "restart"
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    streamed(group[0])
+    source.add_samples([group])
+    [[sample, _]] = source.get_samples(1)
+    assert (sample.tokens, sample.response, sample.response_length) == ([13], "", 0)
+    assert (sample.status, sample.weight_versions) == (Sample.Status.PENDING, [])
+    assert "midstream" not in sample.metadata
+    assert source.counters.discarded_tokens == {"cut_off": 2}
