@@ -55,6 +55,8 @@ def job_config(run_dir: Path, steps: int, seed: int) -> JobConfig:
         "midstream.environment.factory": f"{__name__}:MarkedFactory",
         "midstream.environment.sandbox_root": run_dir / "sandboxes",
         "midstream.turns.max_turns": 8,
+        # On a busy machine.
+        "server.launch_timeout_s": 600.0,
     }
     return compose_runs([f"{key}={value}" for key, value in settings.items()])[STRATEGY]
 

@@ -75,10 +75,11 @@ class Checkpoints:
             path = self._folder / str(step) / _TRAINER_FILE
             try:
                 trainer.load_state_dict(torch.load(path, weights_only=True))
-            except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+            except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+                # What PyTorch says of a damaged file is about security, and long.
                 raise CheckpointError(
-                    f"{path} cannot be read ({error}): write the step of an older checkpoint into "
-                    f"{self._folder / LATEST_FILE}, or remove that file to begin at step 0"
+                    f"{path} cannot be read, or is of another model ({type(error).__name__}): write the step of an "
+                    f"older checkpoint into {self._folder / LATEST_FILE}, or remove that file to begin at step 0"
                 ) from error
         data_source.load(step)
         return 0 if step is None else step + 1

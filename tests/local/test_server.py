@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from midstream.conf.schema import ServerConfig
+from midstream.local.attached import AttachedServer
 from midstream.local.engine.control import ServerError
+from midstream.local.engine.flags import EngineAddress
 from midstream.local.engine.process import session_pids
 from midstream.local.server import EngineServer
 
@@ -201,3 +203,26 @@ def test_nothing_outlives_a_job_that_is_killed_while_it_starts(
         session = int(job.stdout.readline())
         job.kill()
     wait_until(lambda: not session_pids(session), timeout_s=10)
+
+
+def test_a_job_that_attaches_pushes_weights_and_cannot_restart(
+    engine_server: EngineServer, engine_checkpoint: Path
+) -> None:
+    attached = AttachedServer(EngineAddress(engine_server.host, engine_server.port), engine_server.log_path)
+    assert attached.alive()
+    attached.push_weights(engine_checkpoint, 201)
+    assert generate(engine_server, 1)["meta_info"]["weight_version"] == "201"
+    with pytest.raises(ServerError, match="/nowhere"):
+        attached.push_weights(Path("/nowhere"), 202)
+    with pytest.raises(ServerError, match="another process keeps"):
+        attached.restart(engine_checkpoint, 202)
+
+
+def test_an_attached_server_that_is_gone_is_not_alive(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = EngineAddress("127.0.0.1", closed.getsockname()[1])
+    attached = AttachedServer(address, tmp_path / "server.log")
+    assert not attached.alive()
+    with pytest.raises(ServerError, match=address.url):
+        attached.push_weights(tmp_path, 1)
