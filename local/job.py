@@ -11,6 +11,7 @@ from typing import Any
 
 from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import JobConfig
+from midstream.hooks.slime.generate import give_up_abandoned
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
@@ -114,6 +115,8 @@ class Run:
 
     async def _close(self) -> None:
         await self._engine.close()
+        # The last checkpoint may have let go of some.
+        await give_up_abandoned(self._args)
         close = getattr(self._environments, "close", None)
         if close is not None:
             await close()

@@ -35,7 +35,7 @@ async def generate(
     """
     layer = layer_of(args)
     policy = policy_of(args)
-    await _give_up_abandoned(args)
+    await give_up_abandoned(args)
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
@@ -67,7 +67,8 @@ async def generate(
     return sample
 
 
-async def _give_up_abandoned(args: Namespace) -> None:
+async def give_up_abandoned(args: Namespace) -> None:
+    """Tell the environments of snapshots that nobody resumes from; a host that ends does so a last time."""
     # One by one: a host may call its data source from another thread.
     abandoned, snapshots = abandoned_of(args), []
     while abandoned:
