@@ -144,6 +144,8 @@ class DataSource:
         self._has_begun = True
         self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
         adopt_snapshots(environments_of(self._args), self._ledger)
+        referred = {snapshot.id for rollout in self.waiting() for snapshot in rollout.snapshots.values()}
+        holds_of(self._args).inherit(self._ledger.snapshots_in_use() - referred)
         versions = [span.version for rollout in self.waiting() for span in rollout.spans]
         if versions:
             engine_of(self._args).go_on_after(max(versions))
