@@ -153,7 +153,8 @@ def drawn_moment(draw: random.Random, timings: Timings) -> tuple[str, int, float
     if draw.random() < ANYWHERE_SHARE:
         return "generation", 1, draw.uniform(0, 2 * timings.guess_s("step"))
     phase = draw.choice(PHASES)
-    most = {"start": 1, "snapshot": 20}.get(phase, 2)
+    # Of what comes more than once in a step, not only the first.
+    most = {"start": 1, "generation": 20, "snapshot": 20}.get(phase, 2)
     return phase, draw.randint(1, most), draw.uniform(0, timings.guess_s(phase))
 
 

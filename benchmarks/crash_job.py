@@ -110,7 +110,10 @@ class MarkedSource(DataSource):
 class MarkedEnvironment(WorkspaceEnvironment):
     async def snapshot(self) -> Snapshot:
         _say("snapshot")
-        return await super().snapshot()
+        try:
+            return await super().snapshot()
+        finally:
+            _say("generation")
 
 
 class MarkedFactory(WorkspaceFactory):
