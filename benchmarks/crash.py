@@ -2,7 +2,7 @@
 
 The job trains with `continue` on a real server in real sandboxes, cuts off half of what it starts, and writes a
 checkpoint after every step. A kill is SIGKILL: at a moment drawn from two steps' time, or from the time that one of
-the phases takes. Every tenth kills the server, too. After each, and at the end, when the job has come to its end
+the phases takes. Every twentieth, the tenth first, kills the server, too. After each, and at the end, when the job has come to its end
 unharmed, what lies on disk is compared with what the events say:
 
 - every prompt that was handed out has been trained on once, waits, or was dropped by the host;
@@ -40,7 +40,9 @@ from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.warm_start import warm_start
 
 KILLS, QUICK_KILLS = 200, 12
-SERVER_DIES_EVERY = 10
+SERVER_DIES_FIRST, SERVER_DIES_EVERY = 10, 20
+# The exit code of what Ctrl-C has stopped.
+INTERRUPTED = 130
 # Steps that a run has left whenever it starts: more than it lives to see.
 FAR = 1000
 STEPS_AT_THE_END = 2
@@ -183,7 +185,7 @@ class CrashTest:
         with self._server:
             self._server.start(weight_version=0)
             for number in range(1, kills + 1):
-                self._kill_once(number, server_too=number % SERVER_DIES_EVERY == 0)
+                self._kill_once(number, server_too=number % SERVER_DIES_EVERY == SERVER_DIES_FIRST)
                 self._check(number, reaper_first=number % REAPED_EVERY == 0)
             self._end()
             self._check(kills, reaper_first=True)
@@ -248,13 +250,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def main() -> None:
+def main() -> int:
     options = parse_options()
     multiprocessing.get_context("forkserver").set_forkserver_preload(["midstream.local.compare"])
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="midstream-crash-") as scratch:
         test = CrashTest(options.keep or Path(scratch), options.seed)
-        test.run(options.kills)
+        # Whoever stops it sees what was found until then.
+        with suppress(KeyboardInterrupt):
+            test.run(options.kills)
     found = test.found
     counts = {
         "prompts lost": found.lost,
@@ -270,6 +274,7 @@ def main() -> None:
     rows.append({"servers killed": found.servers_killed, "minutes": (time.monotonic() - began) / 60})
     rows += [{"fault": name, "what": fault} for name, faults in counts.items() for fault in faults]
     publish(targets, rows, as_json=options.json)
+    return 0 if found.kills == options.kills else INTERRUPTED
 
 
 def parse_options() -> argparse.Namespace:
@@ -287,4 +292,4 @@ def parse_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
