@@ -2,8 +2,8 @@
 
 The job trains with `continue` on a real server in real sandboxes, cuts off half of what it starts, and writes a
 checkpoint after every step. A kill is SIGKILL: at a moment drawn from two steps' time, or from the time that one of
-the phases takes. Every twentieth, the tenth first, kills the server, too. After each, and at the end, when the job has come to its end
-unharmed, what lies on disk is compared with what the events say:
+the phases takes. Every twentieth, from the tenth on, kills the server, too. After each, and when the job has at last
+come to its end unharmed, what lies on disk is compared with what the events say:
 
 - every prompt that was handed out has been trained on once, waits, or was dropped by the host;
 - every snapshot that a waiting rollout needs is in the store, and at the end no other is pinned there;
