@@ -1,19 +1,18 @@
-"""What it costs to write down who owns which rollout, beside one file of all of them, as a host's own save would be.
+"""What the buffer costs a job while many rollouts wait in it: who goes next, and who owns which on disk.
 
 The journal holds so many rollouts of so many tokens while single groups are taken, updated, buffered, handed to
-training and dropped. Records are random, as are their log-probs, in single precision. The process's memory is
-compared after three times as much history.
+training and dropped; as many wait in memory (`waiting.py`), taken and added again. Beside them: a rollout turned
+into the journal's bytes and back, and one file of all, as a host's own save would be. Records are random, as are
+their log-probs, in single precision; only a few differ, which is nothing to the journal, and in memory the others
+share their lists. The process's memory is compared after three times as much history of both.
 
     python benchmarks/buffer.py [--json] [--quick] [--rollouts N] [--tokens T] [--operations K]
 """
 
 import argparse
-import dataclasses
 import gc
 import os
 import pickle
-import random
-import struct
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,22 +20,20 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from result import publish, target
+from rollouts import Rollouts, random_rollout
+from waiting import TIMED, Waiters
 
-from midstream.buffers.journal.encoding import decode, encode, member_of
+from midstream.buffers.journal.encoding import decode, encode
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member
-from midstream.buffers.rollout import PartialRollout, Span, Status
+from midstream.buffers.rollout import PartialRollout
 from midstream.envs.pool.metrics import percentile
-from midstream.envs.protocol import Change, Snapshot
 
 ROLLOUTS, QUICK_ROLLOUTS = 10_000, 500
 TOKENS, QUICK_TOKENS = 32_768, 4_096
 OPERATIONS, QUICK_OPERATIONS = 1_000, 300
-# Of each rollout; of each turn's tokens three quarters are the model's.
-TURNS, CHANGES, VERSIONS = 32, 3, 4
 # So many different records; each is used for many rollouts, of which the journal does not know.
 RECORDS = 16
-VOCABULARY = 150_000
 ROUNDS = 3
 TOP_MS, TOP_GROWTH = 1.0, 1.05
 
@@ -70,45 +67,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="midstream-buffer-") as scratch:
         targets, rows = measure(Path(scratch), records, rollouts, operations)
     publish(targets, rows, as_json=options.json)
-
-
-def random_rollout(seed: int, tokens: int) -> PartialRollout:
-    """A rollout of TURNS turns that was cut off."""
-    draws = random.Random(seed)
-    rollout = PartialRollout("prompt", "group", [draws.randrange(VOCABULARY) for _ in range(512)])
-    each = tokens // TURNS
-    action = each * 3 // 4
-    for turn in range(TURNS):
-        changes = tuple(
-            Change(
-                f"src/module_{number}.py", "modified", 4_000, *(draws.randbytes(8).hex() for _ in range(2))
-            )
-            for number in range(CHANGES)
-        )
-        rollout.enter(Snapshot(draws.randbytes(20).hex(), draws.randbytes(20).hex(), changes=changes))
-        rollout.begin_turn()
-        single = struct.pack(f"{action}f", *(-draws.expovariate(1) for _ in range(action)))
-        log_probs = list(struct.unpack(f"{action}f", single))
-        spans = [Span(turn * VERSIONS // TURNS, 0, action)]
-        rollout.append_action([draws.randrange(VOCABULARY) for _ in range(action)], log_probs, spans)
-        rollout.finish_action()
-        rollout.append_observation([draws.randrange(VOCABULARY) for _ in range(each - action)], seconds=0.5)
-    rollout.status = Status.ABORTED
-    return rollout
-
-
-class Rollouts:
-    """Members for the journal without end: a known record each, with snapshots of its own."""
-
-    def __init__(self, records: list[PartialRollout]) -> None:
-        self._members = [member_of(record) for record in records]
-        self.made = 0
-
-    def next(self) -> Member:
-        self.made += 1
-        known = self._members[self.made % len(self._members)]
-        own = tuple(f"{self.made:08x}{snapshot[8:]}" for snapshot in known.summary.snapshots)
-        return Member(known.payload, dataclasses.replace(known.summary, snapshots=own))
 
 
 def fill(journal: Journal, rollouts: Rollouts, count: int) -> None:
@@ -157,14 +115,15 @@ def measure(
     scratch: Path, records: list[PartialRollout], waiting: int, operations: int
 ) -> tuple[Entries, Entries]:
     """Targets and rows, with so many rollouts waiting and so many operations of a kind in a round."""
-    rollouts = Rollouts(records)
+    rollouts, waiters = Rollouts(records), Waiters(records, waiting)
     translated = [translate(records) for _ in range(ROUNDS)]
     with Journal(scratch / "journal") as journal:
         filled_ms = ms(fill, journal, rollouts, waiting)
-        played, resident, ended = [], [], []
+        played, queued, resident, ended = [], [], [], []
         # A round before, which nobody counts, fills caches.
         for step in range(ROUNDS + 1):
             played.append(play(journal, rollouts, step, operations))
+            queued.append(waiters.play(operations))
             ended.append(
                 {
                     "what": "step",
@@ -175,12 +134,13 @@ def measure(
                 }
             )
             resident.append(resident_bytes())
-        del played[0]
+        del played[0], queued[0]
         rolled_back_ms = ms(journal.roll_back, ROUNDS)
         status = journal.status()
     saved = min(waiting, MOST_SAVED)
     saved_ms = ms(save_one_file, scratch / "all.pkl", records, saved)
-    rows: Entries = [row_of(name, values) for name, values in (merged(played) | merged(translated)).items()]
+    timed = merged(played) | merged(queued) | merged(translated)
+    rows: Entries = [row_of(name, values) for name, values in timed.items()]
     rows += ended
     rows.append(
         {
@@ -203,10 +163,12 @@ def measure(
             "measured_with": saved,
         }
     )
-    return targets_of(played, translated, resident), rows
+    return targets_of(played, queued, translated, resident), rows
 
 
-def targets_of(played: list[Times], translated: list[Times], resident: list[int]) -> Entries:
+def targets_of(
+    played: list[Times], queued: list[Times], translated: list[Times], resident: list[int]
+) -> Entries:
     both = [
         median(times["encode"]) + median(step["buffer"])
         for times, step in zip(translated, played, strict=True)
@@ -214,8 +176,9 @@ def targets_of(played: list[Times], translated: list[Times], resident: list[int]
     growth = [resident[-1] / resident[1]]
     return [
         *(
-            target(f"{name}, median", [median(times[name]) for times in played], "ms", "<=", TOP_MS)
-            for name in OPERATIONS_TIMED
+            target(f"{name}, median", [median(times[name]) for times in rounds], "ms", "<=", TOP_MS)
+            for names, rounds in ((OPERATIONS_TIMED, played), (TIMED, queued))
+            for name in names
         ),
         target("encode and buffer, median", both, "ms", "<=", TOP_MS),
         target(f"memory after {ROUNDS} times the history / once", growth, "ratio", "<=", TOP_GROWTH),

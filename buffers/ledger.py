@@ -92,7 +92,7 @@ class Ledger(Generic[Group]):
             twice = [key for key in keys if key in self._in_flight or key in self._waiting]
         if twice:
             raise OwnershipError(
-                f"the host's prompts count anew: group {twice[0]} is handed out as new, and waits or is in flight "
+                f"the prompts count anew: group {twice[0]} is handed out as new, and waits or is in flight "
                 "already; load the state of the prompts that was saved with the buffer, or set another run_dir"
             )
 

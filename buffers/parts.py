@@ -70,28 +70,41 @@ def check_tiling(spans: Sequence[Span], length: int) -> None:
         raise RecordError(f"spans cover {position} of {length} tokens")
 
 
-def made_by_the_model(spans: Sequence[Span], length: int) -> list[bool]:
-    """Which of ``length`` response tokens a span covers; raises RecordError where spans overlap or leave them."""
-    made = [False] * length
+def made_by_the_model(spans: Sequence[Span], length: int) -> bytes:
+    """For each of ``length`` response tokens 1 where a span covers it, else 0.
+
+    Raises RecordError where spans overlap or leave them.
+    """
+    made = bytearray(length)
     previous_end = 0
     for span in spans:
         if not previous_end <= span.start < span.end <= length:
             raise RecordError(f"{span} overlaps its predecessor or leaves the {length} response tokens")
-        made[span.start : span.end] = [True] * (span.end - span.start)
+        made[span.start : span.end] = b"\1" * (span.end - span.start)
         previous_end = span.end
-    return made
+    return bytes(made)
 
 
-def check_turns(turns: Sequence[Turn], made: Sequence[bool], snapshots: Container[str]) -> None:
+def check_mask(loss_mask: list[int], spans: Sequence[Span]) -> None:
+    """Raise RecordError where a token is trained that no span covers; ``spans`` are in order."""
+    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    for start, end in zip([0, *ends], [*starts, len(loss_mask)], strict=True):
+        # By stretches, since this runs at every look at a long rollout.
+        if any(loss_mask[start:end]):
+            position = next(at for at in range(start, end) if loss_mask[at])
+            raise RecordError(f"response token {position} is trained but no span says which policy made it")
+
+
+def check_turns(turns: Sequence[Turn], made: bytes, snapshots: Container[str]) -> None:
     """Raise RecordError unless turns tile the response from the first on, and spans cover their actions alone.
 
-    ``made`` says of every response token whether the model made it.
+    ``made`` is 1 for every response token that the model made, else 0.
     """
     previous_end = turns[0].start if turns else 0
     for index, turn in enumerate(turns):
         if not previous_end == turn.start <= turn.action_end <= turn.end <= len(made):
             raise RecordError(f"turn {index} {turn} does not follow its predecessor's end {previous_end}")
-        if not all(made[turn.start : turn.action_end]) or any(made[turn.action_end : turn.end]):
+        if 0 in made[turn.start : turn.action_end] or 1 in made[turn.action_end : turn.end]:
             raise RecordError(f"turn {index}: its action and the policy spans differ")
         if turn.phase is not Phase.OBSERVED and (index < len(turns) - 1 or turn.end != turn.action_end):
             raise RecordError(f"turn {index} is {turn.phase.value} but tokens follow its action")

@@ -6,7 +6,7 @@ here too.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,13 +16,17 @@ from midstream.buffers.parts import (
     Span,
     Status,
     Turn,
+    check_mask,
     check_tiling,
     check_turns,
     made_by_the_model,
 )
 from midstream.envs.protocol import Snapshot
 
-__all__ = ["PartialRollout", "Phase", "RecordError", "Span", "Status", "Turn"]
+__all__ = ["COLUMNS", "PartialRollout", "Phase", "RecordError", "Span", "Status", "Turn"]
+
+COLUMNS = ("prompt_tokens", "tokens", "log_probs", "loss_mask")
+"""The fields that are long: a number for every token."""
 
 
 @dataclass
@@ -229,11 +233,7 @@ class PartialRollout:
                 f"{n} tokens, {len(self.log_probs)} log-probs, {len(self.loss_mask)} mask entries"
             )
         made = made_by_the_model(self.spans, n)
-        for position, (mask, by_model) in enumerate(zip(self.loss_mask, made, strict=True)):
-            if mask and not by_model:
-                raise RecordError(
-                    f"response token {position} is trained but no span says which policy made it"
-                )
+        check_mask(self.loss_mask, self.spans)
         check_turns(self.turns, made, self.snapshots)
         if self.snapshot is not None and self.snapshot not in self.snapshots:
             raise RecordError(f"current snapshot {self.snapshot} is not recorded")
@@ -246,20 +246,19 @@ class PartialRollout:
     def _replace_turn(self, **changes: Any) -> None:
         self.turns[-1] = dataclasses.replace(self.turns[-1], **changes)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able copy; ``from_json`` is its inverse."""
+    def to_json(self, *, without: Container[str] = ()) -> dict[str, Any]:
+        """A JSON-able copy, less the fields ``without``; ``from_json`` is the inverse of the whole."""
         value = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name in ("prompt_tokens", "tokens", "log_probs", "loss_mask"):
-            value[name] = list(value[name])
+        value |= {name: list(value[name]) for name in COLUMNS if name not in without}
         value["status"] = self.status.value
         value["spans"] = [[span.version, span.start, span.end] for span in self.spans]
         value["turns"] = [vars(turn) | {"phase": turn.phase.value} for turn in self.turns]
         value["snapshots"] = {key: snapshot.to_json() for key, snapshot in self.snapshots.items()}
-        return value
+        return {name: part for name, part in value.items() if name not in without}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Rebuild a rollout; raises RecordError if the value's parts contradict each other."""
+        """Rebuild a rollout, which takes over the columns; raises RecordError if the parts contradict each other."""
         if unknown := value.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise RecordError(
                 f"unknown fields {sorted(unknown)}: the record is of another version of midstream"
@@ -271,7 +270,6 @@ class PartialRollout:
                 "spans": [Span(*span) for span in value["spans"]],
                 "turns": [Turn(**(turn | {"phase": Phase(turn["phase"])})) for turn in value["turns"]],
                 "snapshots": {key: Snapshot.from_json(item) for key, item in value["snapshots"].items()},
-                **{name: list(value[name]) for name in ("prompt_tokens", "tokens", "log_probs", "loss_mask")},
             }
         )
         rollout.check()

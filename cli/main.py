@@ -12,6 +12,7 @@ from midstream.cli.compare import compare
 from midstream.cli.report import report
 from midstream.cli.sandbox import sandbox
 from midstream.cli.settings import FAILED, INTERRUPTED, WRONG_USAGE, Settings
+from midstream.cli.status import status
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -27,6 +28,7 @@ def midstream() -> None:
 midstream.add_command(compare)
 midstream.add_command(report)
 midstream.add_command(sandbox)
+midstream.add_command(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

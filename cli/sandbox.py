@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from midstream.cli.settings import DEGRADED, FINE, debug_option
+from midstream.cli.units import age, columns, printable, size
 
 if TYPE_CHECKING:
     from midstream.envs.pool.inventory import Found
@@ -100,9 +101,8 @@ def _print_found(found: Sequence["Found"]) -> None:
         click.echo("no sandboxes")
         return
     lines = [HEADER, *(_row(each) for each in found)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        click.echo("  ".join(map(str.ljust, line, widths)).rstrip())
+    for line in columns(lines):
+        click.echo(line)
     gone = sum(each.state == "gone" for each in found)
     if gone:
         click.echo(
@@ -113,44 +113,24 @@ def _print_found(found: Sequence["Found"]) -> None:
 def _row(found: "Found") -> tuple[str, ...]:
     owner = "-" if found.owner is None else f"{found.owner.pid}@{found.owner.host}"
     job = found.owner.job if found.owner is not None and found.owner.job else "-"
-    size = (">" if found.is_more else "") + _size(found.bytes)
+    taken = (">" if found.is_more else "") + size(found.bytes)
     return (
         found.kind,
         found.state,
         owner,
         job,
-        _age(found.age_s),
-        size,
+        age(found.age_s),
+        taken,
         str(found.processes),
-        _printable(str(found.path)),
+        printable(str(found.path)),
     )
 
 
 def _print_reaped(reaped: "Reaped", dry_run: bool) -> None:
     for line in reaped.removed:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {_printable(line)}")
+        click.echo(f"{'would remove' if dry_run else 'removed'} {printable(line)}")
     for line in reaped.skipped:
-        click.echo(f"left alone: {_printable(line)}", err=True)
+        click.echo(f"left alone: {printable(line)}", err=True)
     for line in reaped.failed:
-        click.echo(f"could not remove {_printable(line)}", err=True)
+        click.echo(f"could not remove {printable(line)}", err=True)
     click.echo(("would remove " if dry_run else "removed ") + reaped.summary())
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _age(seconds: float) -> str:
-    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length_s:
-            return f"{seconds / length_s:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _printable(text: str) -> str:
-    """Names on disk may hold what a terminal obeys, or what no encoding has."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from midstream.cli.units import columns
 from midstream.local.report.table import REFERENCE, Cell, Row, comparison
 
 STYLES = {
@@ -54,15 +55,9 @@ def _coloured_cell(cell: Cell, with_ratios: bool) -> Text:
 
 def _plain(names: Sequence[str], rows: Sequence[Row]) -> str:
     lines = [["", *names], *([row.label, *map(_plain_cell, row.cells)] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     note = "* best" + (f"; in brackets: ratio to {REFERENCE}" if REFERENCE in names else "")
-    return "\n".join([*(_aligned(line, widths) for line in lines), note])
+    return "\n".join([*columns(lines, str.rjust), note])
 
 
 def _plain_cell(cell: Cell) -> str:
     return ("* " if cell.best else "") + cell.text + (f" ({cell.ratio})" if cell.ratio else "")
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    label, *cells = line
-    return "  ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])

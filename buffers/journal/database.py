@@ -6,19 +6,24 @@ all that was committed before it.
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
+from midstream.buffers.journal.copying import LogCopier, copying
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.schema import FORMAT, SCHEMA
 from midstream.envs.store.index import transaction
 from midstream.envs.store.packs import sync_directory
+from midstream.envs.store.unchanged import read_unchanged
+
+Seen = TypeVar("Seen")
 
 NAME = "journal.sqlite"
 # Between what suits payloads of some hundred kilobytes and what suits a change of state, which writes some pages whole.
 PAGE_BYTES = 16 * 1024
-# The log is copied into the file when it has grown to this.
+# The change by which the log grows to this copies it into the file, where that was not done beside it in time.
 _LOG_BYTES = 64 << 20
 _CACHE_BYTES = 8 << 20
 BUSY_TIMEOUT_S = 60.0
@@ -42,8 +47,9 @@ class Database:
         try:
             with self.reading() as connection:
                 _prepare(connection, path)
+                self._copier = LogCopier(path, FAULTS)
         except BaseException:
-            self.close()
+            self._connection.close()
             raise
 
     @contextmanager
@@ -65,6 +71,7 @@ class Database:
             try:
                 with transaction(connection):
                     yield connection
+                self._copier.committed()
             finally:
                 if durable:
                     connection.execute("PRAGMA synchronous = NORMAL")
@@ -74,7 +81,7 @@ class Database:
 
         Damage to a log costs all that comes after it; damage to the file costs what is on the page.
         """
-        with self.reading() as connection:
+        with copying, self.reading() as connection:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (free,) = connection.execute("PRAGMA freelist_count").fetchone()
             if free > pages * _FREE_SHARE:
@@ -83,11 +90,14 @@ class Database:
                 connection.executescript(f"PRAGMA incremental_vacuum({count})")
             # Whoever reads at this moment keeps the log from being emptied: the next one to settle will do it.
             connection.execute("PRAGMA busy_timeout = 0")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
+            try:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
 
     def close(self) -> None:
         """Copies the log into the file and closes it; fine where that is done already."""
+        self._copier.close()
         self._connection.close()
 
 
@@ -131,36 +141,26 @@ def check_format(connection: sqlite3.Connection, path: Path) -> None:
         raise _damaged(path, "its first page is not as midstream writes it")
 
 
-@contextmanager
-def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file as it is at this moment, beside a job that writes it; nothing is changed. Raises JournalError."""
-    if not path.exists():
-        raise JournalError(f"{path} does not exist: {path.parent} is not the buffer of a run")
+def read_beside(path: Path, look: Callable[[sqlite3.Connection], Seen]) -> Seen:
+    """What ``look`` makes of the file as it is at this moment, beside a job that writes it; nothing is changed.
+
+    Raises JournalError, JournalDamaged.
+    """
+
+    def checked(connection: sqlite3.Connection) -> Seen:
+        check_format(connection, path)
+        return look(connection)
+
     try:
-        connection = _opened_to_read(path)
-        try:
-            connection.execute("BEGIN")
-            check_format(connection, path)
-            yield connection
-        finally:
-            connection.close()
+        return read_unchanged(path, checked, timeout_s=BUSY_TIMEOUT_S)
+    except FileNotFoundError:
+        raise JournalError(f"{path} does not exist: {path.parent} is not the buffer of a run") from None
+    except OSError as error:
+        raise JournalError(
+            f"cannot read {path} ({error.strerror}): look as the user of the job, or mend access"
+        ) from error
     except FAULTS as error:
         raise told(path, error) from error
-
-
-def _opened_to_read(path: Path) -> sqlite3.Connection:
-    uri = path.resolve().as_uri()
-    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    try:
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()
-        return connection
-    except sqlite3.OperationalError:
-        connection.close()
-        log = path.with_name(path.name + "-wal")
-        if os.access(path.parent, os.W_OK) or (log.exists() and log.stat().st_size):
-            raise
-    # Without a log, whose index would have to be written, the file is all there is.
-    return sqlite3.connect(f"{uri}?immutable=1", uri=True, isolation_level=None)
 
 
 def told(path: Path, error: Exception) -> JournalError:
@@ -169,16 +169,23 @@ def told(path: Path, error: Exception) -> JournalError:
     # A damaged file may say of itself that it is not to be written.
     writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     if code in _NOT_WRITTEN or (code == sqlite3.SQLITE_READONLY and not writable):
-        reason = "No space left on device" if code == sqlite3.SQLITE_FULL else str(error)
+        # For the index of the log SQLite says no more than that it could not be written.
+        full = code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and not _free_bytes(path))
+        reason = "No space left on device" if full else str(error)
         return JournalError(
             f"cannot use {path}: {reason}; nothing of this change was written: free space or mend access, or set"
             " another run_dir"
         )
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
         return JournalError(
             f"{path} is locked by another program for more than {BUSY_TIMEOUT_S:g} s: stop it"
         )
     return _damaged(path, str(error))
+
+
+def _free_bytes(path: Path) -> int:
+    there = os.statvfs(path.parent)
+    return there.f_bavail * there.f_frsize
 
 
 def _damaged(path: Path, reason: str) -> JournalDamaged:

@@ -18,6 +18,7 @@ from midstream.buffers.journal.lock import DirectoryLock, cannot_write
 from midstream.buffers.journal.reading import all_rows, last_mark, references_of
 from midstream.buffers.journal.rebuild import rebuild
 from midstream.buffers.journal.schema import GROUPS
+from midstream.envs.store.packs import sync_directory
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class JournalFile:
     def __init__(self, directory: Path) -> None:
         """Opens or creates it, without what is damaged. Raises JournalError."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            _make(directory)
         except OSError as error:
             raise cannot_write(directory, error) from error
         self.path = directory / database.NAME
@@ -48,6 +49,8 @@ class JournalFile:
         try:
             self._open()
         except BaseException:
+            if hasattr(self, "_database"):
+                self._database.close()
             self._lock.close()
             raise
 
@@ -78,6 +81,7 @@ class JournalFile:
         self._known = _Known(
             max(newest, mark), mark, max((row.place for row in groups), default=0), references
         )
+        self._is_known = True
 
     @property
     def references(self) -> frozenset[str]:
@@ -104,11 +108,14 @@ class JournalFile:
         with self._thread:
             self._check_open()
             known = self._known
+            # Until all of it is noted here as well: whatever interrupts it, the file may have the change or not.
+            self._is_known = False
             with self._database.writing(durable=durable) as connection:
                 change = Change(connection, known.number + 1, known.mark)
                 yield change
             known.number, known.mark = change.number, change.mark
             change.released = _count(known.references, change.references)
+            self._is_known = True
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -138,6 +145,16 @@ class JournalFile:
                 f"the journal {self.path} is closed, or was opened by another process: open it in the process that"
                 " uses it"
             )
+        if not self._is_known:
+            self._learn()
+
+
+def _make(directory: Path) -> None:
+    """The directory, so that it outlasts a power cut."""
+    if not directory.is_dir():
+        _make(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def _count(references: Counter[str], changes: Counter[str]) -> frozenset[str]:

@@ -2,14 +2,48 @@
 
 import fcntl
 import os
+import re
 import socket
+import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 from midstream.buffers.journal.errors import JournalError, JournalInUse
 
 NAME = "journal.lock"
 _LABEL_BYTES = 256
+# Whoever looks for a holder has the lock for an instant, which refuses no job.
+_TRIES, _PAUSE_S = 10, 0.02
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The job that has a journal open: its process and its host, as that calls itself."""
+
+    pid: int
+    host: str
+
+
+def holder_of(directory: Path) -> Holder | None:
+    """Who has the journal in a directory open, None where nobody has. Raises JournalError where that is hidden."""
+    path = directory / NAME
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(
+            f"cannot read {path} ({error.strerror}): look as the user of the job, or mend access"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        named = re.fullmatch(r"process (\d+) on (.*)", _label(fd))
+        return Holder(int(named[1]), named[2]) if named else Holder(0, "unknown")
+    finally:
+        os.close(fd)
 
 
 class DirectoryLock:
@@ -24,11 +58,11 @@ class DirectoryLock:
         except OSError as error:
             raise cannot_write(directory, error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
             os.truncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         except BlockingIOError:
-            holder = os.pread(fd, _LABEL_BYTES, 0).decode(errors="replace") or "another process"
+            holder = _label(fd) or "another process"
             os.close(fd)
             raise JournalInUse(
                 f"{directory} is in use by {holder}: each job needs a run directory of its own; set another run_dir,"
@@ -45,6 +79,21 @@ class DirectoryLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _lock(fd: int) -> None:
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def _label(fd: int) -> str:
+    return os.pread(fd, _LABEL_BYTES, 0).decode(errors="replace")
 
 
 def cannot_write(directory: Path, error: OSError) -> JournalError:

@@ -62,7 +62,7 @@ def waiting_groups(connection: sqlite3.Connection) -> list[Waiting]:
     """The groups that wait, in order."""
     return [
         Waiting(
-            row.key, tuple(_summary(member) for _, member in _whole(connection, row)), row.begun_s, row.at_s
+            row.key, tuple(summary_of(member) for _, member in _whole(connection, row)), row.begun_s, row.at_s
         )
         for _, row in groups_in(connection, (State.BUFFERED,))
     ]
@@ -74,7 +74,7 @@ def journaled_members(connection: sqlite3.Connection, key: str) -> tuple[Member,
     if present is None:
         raise OwnershipError(f"the journal has no group {key!r}: it was trained or dropped, or never taken")
     return tuple(
-        Member(payload_of(connection, number, member), _summary(member))
+        Member(payload_of(connection, number, member), summary_of(member))
         for number, member in _whole(connection, present[1])
     )
 
@@ -128,7 +128,8 @@ def references_of(connection: sqlite3.Connection) -> Counter[str]:
     return references
 
 
-def _summary(row: MemberRow) -> Summary:
+def summary_of(row: MemberRow) -> Summary:
+    """What the journal knows of the rollout."""
     return Summary(
         tokens=row.tokens,
         turns=row.turns,

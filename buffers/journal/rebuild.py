@@ -4,6 +4,7 @@ A damaged page costs the rows on it. Indexes are made anew. The first page, whic
 same in every journal but for what counts pages, so it is taken from the new one.
 """
 
+import itertools
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from midstream.buffers.journal.database import FAULTS, PAGE_BYTES, Database, told
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
+from midstream.buffers.journal.lock import cannot_write
 from midstream.buffers.journal.reading import payload_of
 from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, MemberRow, Row, Table, sealed
 from midstream.envs.store.packs import sync_directory
@@ -22,30 +24,48 @@ _LAST = 1 << 40
 # After so many rows that cannot be read, one by one, the whole table is lost.
 _MOST_LOOKS = 20_000
 _COUNTER_AT = 24
+# Rollouts that are copied in one transaction.
+_AT_ONCE = 100
 
 
 def rebuild(path: Path) -> None:
     """Puts a new file in the place of the journal at `path`, which nobody has open. Raises JournalError."""
     fresh = path.with_name(path.name + _SUFFIX)
     _remove(fresh)
+    try:
+        _make(fresh, path)
+        _check_closed(path)
+        fresh.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise cannot_write(path.parent, error) from error
+    finally:
+        _remove(fresh)
+
+
+def _make(fresh: Path, path: Path) -> None:
     Database(fresh).close()
     try:
         _replace_first_page(path, fresh)
         with closing(_opened(path)) as old:
             new = Database(fresh)
             try:
-                with new.writing(durable=True) as connection:
-                    _copy(old, connection)
+                _copy(old, new)
+                # To close it copies the log as well, but does not say where that fails.
+                new.settle()
             finally:
                 new.close()
     except FAULTS as error:
         fault = told(path, error)
         raise (_hopeless(path, error) if isinstance(fault, JournalDamaged) else fault) from error
+    _check_closed(fresh)
+
+
+def _check_closed(path: Path) -> None:
+    """Raises JournalError where some of what was written is not in the file, but in a log beside it."""
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
         raise _hopeless(log, "it cannot be copied into the file")
-    fresh.replace(path)
-    sync_directory(path.parent)
 
 
 def _hopeless(path: Path, reason: object) -> JournalError:
@@ -74,23 +94,32 @@ def _replace_first_page(path: Path, fresh: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
-    for _, group in _sound(old, GROUPS):
-        new.execute(_or_ignore(GROUPS), sealed(group))
-    for number, member in _sound(old, MEMBERS):
-        cursor = new.execute(_or_ignore(MEMBERS), sealed(member))
-        payload = _payload(old, number, member)
-        if cursor.rowcount == 1 and payload is not None:
-            new.execute("INSERT INTO payloads VALUES (?, ?)", (cursor.lastrowid, payload))
-    for table in CHECKPOINTS:
-        for _, checkpoint in _sound(old, table):
-            for copy in CHECKPOINTS:
-                new.execute(_or_ignore(copy), sealed(checkpoint))
+def _copy(old: sqlite3.Connection, new: Database) -> None:
+    members = _sound(old, MEMBERS)
+    # Not in one transaction, for which the log would need as much space as the file.
+    while some := list(itertools.islice(members, _AT_ONCE)):
+        with new.writing() as connection:
+            for number, member in some:
+                cursor = connection.execute(_or_ignore(MEMBERS), sealed(member))
+                payload = _payload(old, number, member)
+                if cursor.rowcount == 1 and payload is not None:
+                    connection.execute("INSERT INTO payloads VALUES (?, ?)", (cursor.lastrowid, payload))
+    with new.writing(durable=True) as connection:
+        for _, group in _sound(old, GROUPS):
+            connection.execute(_or_ignore(GROUPS), sealed(group))
+        for table in CHECKPOINTS:
+            for _, checkpoint in _sound(old, table):
+                for copy in CHECKPOINTS:
+                    connection.execute(_or_ignore(copy), sealed(checkpoint))
+        statement = "INSERT OR IGNORE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?)"
+        connection.executemany(statement, _tallies(old))
+
+
+def _tallies(old: sqlite3.Connection) -> list[tuple[object, ...]]:
     try:
-        tallies = old.execute("SELECT * FROM tallies").fetchall()
+        return old.execute("SELECT * FROM tallies").fetchall()
     except FAULTS:
-        tallies = []  # these counts are restored by the next roll-back
-    new.executemany("INSERT OR IGNORE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?)", tallies)
+        return []  # the next roll-back restores these counts
 
 
 def _sound(connection: sqlite3.Connection, table: Table[Row]) -> Iterator[tuple[int, Row]]:

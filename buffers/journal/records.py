@@ -1,5 +1,6 @@
 """What goes into a journal and what it answers: plain data."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,28 +84,88 @@ class Owned:
 
 
 @dataclass(frozen=True)
-class JournalStatus:
-    """A journal at one moment.
+class GroupStatus:
+    """A group that the journal has, whoever owns it. ``step`` is the training step that it was handed to.
 
-    ``taken``, ``buffered`` and ``handed`` are there now; ``trained`` and ``dropped`` (by reason) are what
-    has become of the others since the run began. The rest is of the groups that wait: their ages in
-    seconds since they were first taken, the tokens of their rollouts, the policy versions that made them
-    (None without any), and their snapshots. ``snapshots_in_use`` counts those that anything refers to,
-    the checkpoints' past included; ``file_bytes`` is what all lies in.
+    ``begun_s`` is when it was first taken, ``since_s`` since when its owner has it, in seconds of the clock.
+    ``lost`` of its rollouts are not among ``members``, because of damage.
     """
 
-    taken: Owned
-    buffered: Owned
-    handed: Owned
+    key: str
+    state: State
+    step: int | None
+    begun_s: float
+    since_s: float
+    members: tuple[Summary, ...]
+    payload_bytes: int
+    lost: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(member.tokens for member in self.members)
+
+    @property
+    def turns(self) -> int:
+        return sum(member.turns for member in self.members)
+
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """The oldest and the newest policy version that made its tokens, None before the first."""
+        return versions_of(self.members)
+
+
+@dataclass(frozen=True)
+class JournalStatus:
+    """A journal at one moment, ``at_s`` in seconds of the clock.
+
+    ``groups`` are there now, in the order in which they go on; ``trained`` and ``dropped`` (by reason) are
+    what has become of the others since the run began. ``newest_version`` is that of the newest policy that
+    any record shows, ``snapshots_in_use`` all that anything refers to, the checkpoints' past included.
+    ``damaged_rows`` do not match their seals and are left out. ``file_bytes`` is what all lies in.
+    """
+
+    at_s: float
+    groups: tuple[GroupStatus, ...]
     trained: Owned
     dropped: dict[str, Owned]
-    oldest_age_s: float
-    median_age_s: float
-    median_tokens: float
-    most_tokens: int
-    oldest_version: int | None
     newest_version: int | None
-    snapshots: tuple[str, ...]
-    snapshots_in_use: int
+    snapshots_in_use: frozenset[str]
     checkpoints: tuple[int, ...]
+    damaged_rows: int
     file_bytes: int
+
+    def among(self, state: State) -> tuple[GroupStatus, ...]:
+        """The groups in this state."""
+        return tuple(group for group in self.groups if group.state is state)
+
+    @property
+    def taken(self) -> Owned:
+        return _sums(self.among(State.TAKEN))
+
+    @property
+    def buffered(self) -> Owned:
+        return _sums(self.among(State.BUFFERED))
+
+    @property
+    def handed(self) -> Owned:
+        return _sums(self.among(State.HANDED))
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.damaged_rows > 0 or any(group.lost for group in self.groups)
+
+
+def versions_of(members: Iterable[Summary]) -> tuple[int, int] | None:
+    """The oldest and the newest policy version that made these rollouts' tokens, None where there are none."""
+    versions = [v for m in members for v in (m.oldest_version, m.newest_version) if v is not None]
+    return (min(versions), max(versions)) if versions else None
+
+
+def _sums(groups: Sequence[GroupStatus]) -> Owned:
+    return Owned(
+        len(groups),
+        sum(len(group.members) for group in groups),
+        sum(group.tokens for group in groups),
+        sum(group.turns for group in groups),
+        sum(group.payload_bytes for group in groups),
+    )

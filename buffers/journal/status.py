@@ -2,64 +2,83 @@
 
 import json
 import sqlite3
-import statistics
 import time
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from midstream.buffers.journal.database import NAME, read_only
-from midstream.buffers.journal.reading import checkpoints, groups_in, members_of, references_of
-from midstream.buffers.journal.records import JournalStatus, Owned, State
+from midstream.buffers.journal.database import NAME, read_beside
+from midstream.buffers.journal.errors import JournalDamaged
+from midstream.buffers.journal.reading import summary_of
+from midstream.buffers.journal.records import GroupStatus, JournalStatus, Owned, State, versions_of
+from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, GroupRow, MemberRow, Row, Table
 
 _TALLIES = "SELECT state, reason, groups, rollouts, tokens, turns, bytes FROM tallies ORDER BY state, reason"
-_IN_STATE = """
-SELECT count(DISTINCT groups.id), count(members.id), coalesce(sum(tokens), 0), coalesce(sum(turns), 0),
-    coalesce(sum(bytes), 0)
-FROM groups LEFT JOIN members ON members.key = groups.key AND members.until IS NULL
-WHERE groups.until IS NULL AND state = ?
-"""
 
 
 def status_of(directory: Path, *, clock: Callable[[], float] = time.time) -> JournalStatus:
-    """The state of the journal in a directory, which is not changed.
+    """The state of the journal in a directory, which is not changed. Rows that are damaged are counted.
 
     Raises:
         JournalError: there is none, it is of another version, or it cannot be read.
     """
     path = directory / NAME
-    with read_only(path) as connection:
-        return read_status(connection, path, clock())
+    return read_beside(path, lambda connection: read_status(connection, path, clock()))
 
 
 def read_status(connection: sqlite3.Connection, path: Path, now_s: float) -> JournalStatus:
-    """The state of the journal at ``path``, with ages at ``now_s``. Raises JournalDamaged."""
-    waiting = [row for _, row in groups_in(connection, (State.BUFFERED,))]
-    members = [member for row in waiting for _, member in members_of(connection, row.key)]
-    tokens = [member.tokens for member in members]
-    versions = [version for m in members for version in (m.oldest, m.newest) if version is not None]
-    ages_s = [now_s - row.begun_s for row in waiting]
+    """The state of the journal at ``path``, where ``now_s`` is now."""
+    damaged: Counter[str] = Counter()
+    members = list(_sound(connection, MEMBERS, damaged))
+    in_force: dict[str, list[MemberRow]] = defaultdict(list)
+    for member in members:
+        if member.until is None:
+            in_force[member.key].append(member)
+    groups = [row for row in _sound(connection, GROUPS, damaged) if row.until is None]
+    versions = versions_of(map(summary_of, members))
+    # Both tables have the same, and damage to one of them costs nothing.
+    checkpoints = {row.id: row.mark for table in CHECKPOINTS for row in _sound(connection, table, damaged)}
     ended = {(state, reason): Owned(*sums) for state, reason, *sums in connection.execute(_TALLIES)}
     return JournalStatus(
-        taken=_owned(connection, State.TAKEN),
-        buffered=_owned(connection, State.BUFFERED),
-        handed=_owned(connection, State.HANDED),
+        at_s=now_s,
+        groups=tuple(
+            _group(row, in_force[row.key]) for row in sorted(groups, key=lambda row: (row.place, row.key))
+        ),
         trained=ended.get((State.TRAINED.value, ""), Owned()),
         dropped={reason: owned for (state, reason), owned in ended.items() if state == State.DROPPED.value},
-        oldest_age_s=max(ages_s, default=0.0),
-        median_age_s=statistics.median(ages_s) if ages_s else 0.0,
-        median_tokens=statistics.median(tokens) if tokens else 0.0,
-        most_tokens=max(tokens, default=0),
-        oldest_version=min(versions, default=None),
-        newest_version=max(versions, default=None),
-        snapshots=tuple(sorted({snapshot for m in members for snapshot in json.loads(m.snapshots)})),
-        snapshots_in_use=len(references_of(connection)),
-        checkpoints=tuple(row.id for row in checkpoints(connection)),
+        newest_version=None if versions is None else versions[1],
+        snapshots_in_use=frozenset(
+            snapshot for member in members for snapshot in json.loads(member.snapshots)
+        ),
+        checkpoints=tuple(sorted(checkpoints, key=checkpoints.__getitem__)),
+        damaged_rows=damaged.total(),
         file_bytes=_file_bytes(path),
     )
 
 
-def _owned(connection: sqlite3.Connection, state: State) -> Owned:
-    return Owned(*connection.execute(_IN_STATE, (state.value,)).fetchone())
+def _sound(connection: sqlite3.Connection, table: Table[Row], damaged: Counter[str]) -> Iterator[Row]:
+    """The rows that match their seals, past ones too; counts the others."""
+    for values in connection.execute(f"{table.select} NOT INDEXED"):
+        try:
+            _, row = table.parse(values)
+        except JournalDamaged:
+            damaged[table.name] += 1
+        else:
+            yield row
+
+
+def _group(row: GroupRow, members: list[MemberRow]) -> GroupStatus:
+    members = sorted(members, key=lambda member: member.position)
+    return GroupStatus(
+        row.key,
+        State(row.state),
+        row.step,
+        row.begun_s,
+        row.at_s,
+        tuple(map(summary_of, members)),
+        sum(member.bytes for member in members),
+        lost=max(0, row.size - len(members)),
+    )
 
 
 def _file_bytes(path: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from midstream.buffers.journal.errors import JournalError, JournalInUse
 from midstream.buffers.journal.journal import Journal
+from midstream.buffers.journal.runs import FOLDER
 from midstream.buffers.ledger import Ledger
 from midstream.buffers.rollout import RecordError
 from midstream.conf.schema import LayerConfig
@@ -18,8 +19,6 @@ from midstream.hooks.slime.payload import restored
 from midstream.hooks.slime.sample import Group
 from midstream.hooks.slime.settings import abandoned_of, holds_of, layer_of, policy_of
 
-FOLDER = "buffer"
-"""Where the journal lies in the run directory."""
 # A job that was killed may take a moment to be gone.
 _PATIENCE_S = 10.0
 _POLL_S = 0.1

@@ -14,15 +14,15 @@ from midstream.hooks.slime.sample import RECORD_KEY, recorded_rollout
 def rollout_of(sample: Any) -> PartialRollout | None:
     """The rollout that ``sample`` carries, whoever made it; None where it has not begun.
 
-    That of a host's own generate has no turns, and all of its tokens count as of the policy that the host
-    noted first.
+    For a look: its long columns may be the sample's own. That of a host's own generate has no turns, and all
+    of its tokens count as of the policy that the host noted first.
 
     Raises:
         RecordError: the sample disagrees with its record.
     """
     if is_foreign(sample):
         return _as_rollout(sample)
-    return recorded_rollout(sample)
+    return recorded_rollout(sample, shared=True)
 
 
 def is_foreign(sample: Any) -> bool:
@@ -40,7 +40,7 @@ def _as_rollout(sample: Any) -> PartialRollout:
         group_key=str(sample.group_index),
         prompt_tokens=list(sample.tokens[:split]),
         tokens=list(sample.tokens[split:]),
-        log_probs=list(sample.rollout_log_probs or [0.0] * length),
+        log_probs=sample.rollout_log_probs or [0.0] * length,
         loss_mask=mask,
         spans=[Span(version, start, end) for start, end in _runs(mask)],
         dispatch_version=version,

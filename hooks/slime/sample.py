@@ -8,14 +8,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from midstream.buffers.rollout import PartialRollout, RecordError, Status
+from midstream.buffers.rollout import COLUMNS, PartialRollout, RecordError, Status
 from midstream.envs.protocol import Task
 from midstream.hooks.engine import Generation
 from midstream.hooks.rules import Tokenizer
 
 RECORD_KEY = "midstream"
 # Fields of the record that the sample holds under its own names.
-_IN_SAMPLE = ("prompt_tokens", "tokens", "log_probs", "loss_mask", "status", "reward")
+_IN_SAMPLE = (*COLUMNS, "status", "reward")
 
 # A host's group: samples of one prompt, or lists of samples where a rollout was split into several.
 Group = list[Any]
@@ -37,8 +37,11 @@ def samples_of(group: Group) -> Iterator[Any]:
             yield member
 
 
-def recorded_rollout(sample: Any) -> PartialRollout | None:
+def recorded_rollout(sample: Any, *, shared: bool = False) -> PartialRollout | None:
     """Return the rollout that ``sample`` carries a record of, None where there is none.
+
+    Where it is ``shared``, its log-probs and mask are the sample's own lists, which spares copies of what may be
+    long: nothing may be appended to it.
 
     Raises:
         RecordError: the sample disagrees with its record.
@@ -47,13 +50,15 @@ def recorded_rollout(sample: Any) -> PartialRollout | None:
     if record is None:
         return None
     split = len(sample.tokens) - sample.response_length
+    log_probs = sample.rollout_log_probs or []
+    loss_mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     return PartialRollout.from_json(
         {
             **record,
             "prompt_tokens": sample.tokens[:split],
             "tokens": sample.tokens[split:],
-            "log_probs": sample.rollout_log_probs or [],
-            "loss_mask": sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length,
+            "log_probs": log_probs if shared else list(log_probs),
+            "loss_mask": loss_mask if shared else list(loss_mask),
             "status": sample.status.value,
             "reward": sample.reward,
         }
@@ -85,10 +90,7 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     rollout.check()
     if sample.tokens != rollout.prompt_tokens + rollout.tokens:
         raise RecordError(f"sample {sample.index}: its tokens differ from the record's")
-    record = rollout.to_json()
-    for name in _IN_SAMPLE:
-        del record[name]
-    sample.metadata[RECORD_KEY] = record
+    sample.metadata[RECORD_KEY] = rollout.to_json(without=_IN_SAMPLE)
     sample.status = type(sample).Status(rollout.status.value)
     sample.reward = rollout.reward
     if rollout.status is Status.FAILED:

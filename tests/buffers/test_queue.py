@@ -4,12 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midstream.buffers.queue import Queue, oldest_first
 
 
 def newest_first(groups: list[str], count: int) -> list[str]:
     return [groups.pop() for _ in range(min(count, len(groups)))]
+
+
+def host_oldest_first(groups: list[Any], count: int) -> list[Any]:
+    return [groups.pop(0) for _ in range(min(count, len(groups)))]
 
 
 def queue_of(
@@ -121,3 +127,24 @@ def inventing(groups: list[str], count: int) -> list[str]:
 def test_a_selection_that_does_not_keep_each_group_in_one_place_is_refused(select) -> None:
     with pytest.raises(ValueError, match="remove exactly those"):
         queue_of(*"abc", select=select).take(1)
+
+
+@given(
+    st.lists(st.tuples(st.text("BF", max_size=4), st.integers(1, 5)), max_size=12),
+    st.integers(1, 3),
+    st.sampled_from([1.0, 0.5, 0.29, 0.01]),
+)
+def test_the_oldest_go_first_as_if_a_host_selected_them(
+    steps: list[tuple[str, int]], passed_over: int, resumed_share: float
+) -> None:
+    limits = {"passed_over": passed_over, "resumed_share": resumed_share}
+    queues = [
+        Queue[list[str]](begun=lambda group: group == ["B"], select=select, **limits)
+        for select in (oldest_first, host_oldest_first)
+    ]
+    for new, count in steps:
+        for group in map(list, new):
+            for queue in queues:
+                queue.add(group)
+        own, selected = ([id(group) for group in queue.take(count)] for queue in queues)
+        assert own == selected

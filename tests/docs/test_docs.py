@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from midstream.buffers.journal.journal import Journal
+from midstream.buffers.journal.records import Group, Member
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -43,6 +46,21 @@ def test_compare_commands_are_accepted(line: str, tmp_path: Path) -> None:
     words = shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:]
     done = subprocess.run(
         [sys.executable, "-m", "midstream.cli.main", *words, "--dry-run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", commands("midstream status"))
+def test_status_commands_are_accepted(line: str, tmp_path: Path) -> None:
+    with Journal(tmp_path / "runs" / "mine" / "continue" / "buffer") as journal:
+        journal.buffered([Group("0", (Member(b"record"),))])
+    (tmp_path / "snapshots").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "midstream.cli.main", *shlex.split(line)[1:]],
         capture_output=True,
         text=True,
         check=False,

@@ -64,6 +64,17 @@ def test_a_sample_carries_its_rollout_through_pickle_and_dumps() -> None:
     assert recorded_rollout(Sample.from_dict(json.loads(json.dumps(sample.to_dict())))) == rollout
 
 
+def test_what_is_appended_to_a_record_stays_out_of_the_sample() -> None:
+    sample = Sample(group_index=4, index=9, prompt="7")
+    play(sample)
+    rollout = recorded_rollout(sample)
+    assert recorded_rollout(sample, shared=True) == rollout
+    rollout.begin_turn()
+    rollout.append_action([1], [-0.5], [Span(3, 0, 1)])
+    assert (sample.tokens, sample.response_length) == ([13, 1, 0, 5, 7], 4)
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 1, 0, 0], [-0.5, -0.25, 0.0, 0.0])
+
+
 def test_the_record_is_no_part_of_the_task() -> None:
     sample = Sample(prompt="7", label="x", metadata={"files": {}})
     before = task_of(sample).key

@@ -184,7 +184,7 @@ def test_prompts_that_count_anew_are_refused(jobs: Jobs) -> None:
     source.save(0)
     jobs.position(0)
     again = jobs.start(load=0)
-    with pytest.raises(OwnershipError, match="group 0 is handed out as new, and waits.*load the state"):
+    with pytest.raises(OwnershipError, match="count anew: group 0 is handed out as new, and waits.*load the state"):
         again.get_samples(2)
 
 
@@ -419,7 +419,7 @@ def test_samples_of_the_hosts_own_generate_outlast_a_restart(jobs: Jobs) -> None
     source.save(0)
     before = [sample.to_dict() for sample in group]
     status = status_of(jobs.run_dir / "buffer")
-    assert (status.buffered.tokens, status.oldest_version) == (3, 4)
+    assert (status.buffered.tokens, status.newest_version) == (3, 4)
     [again] = jobs.start(load=0).get_samples(1)
     assert [sample.to_dict() for sample in again] == before
 

@@ -28,27 +28,6 @@ with Journal(Path(sys.argv[1])):
     print("open", flush=True)
     sys.stdin.read()
 """
-FILL = """
-import sys
-from pathlib import Path
-from midstream.buffers.journal.errors import JournalError
-from midstream.buffers.journal.journal import Journal
-from midstream.buffers.journal.records import Group, Member
-ballast = Path(sys.argv[1], "ballast")
-ballast.write_bytes(bytes(500_000))
-with Journal(Path(sys.argv[1])) as journal:
-    journal.buffered([Group("first", (Member(b"1" * 100_000),))])
-    try:
-        for number in range(1000):
-            journal.buffered([Group(str(number), (Member(b"2" * 100_000),))])
-    except JournalError as error:
-        print(error)
-    waiting = [group.key for group in journal.waiting()]
-    assert waiting == ["first", *map(str, range(number))], waiting
-    ballast.unlink()
-    journal.dropped(waiting[1:], "full")
-    print(journal.load("first")[0].payload == b"1" * 100_000)
-"""
 
 
 def run_python(
@@ -133,17 +112,6 @@ def test_a_read_only_directory_is_refused_and_its_status_can_be_read(tmp_path: P
     assert (closed_count, killed_count) == ("1", "1")
     for error in (closed_error, killed_error):
         assert "Read-only file system" in error and "set run_dir to a directory that" in error
-
-
-def test_a_full_disk_is_said_and_costs_nothing_that_was_written(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-Urm", "true"], check=False).returncode:
-        pytest.skip("needs unprivileged user namespaces, to mount a disk that is too small")
-    mounted = f'mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec "$@"'
-    done = run_python(FILL, tmp_path, before=("unshare", "-Urm", "sh", "-c", mounted, "sh"))
-    assert done.returncode == 0, done.stderr
-    error, whole = done.stdout.splitlines()
-    assert f"cannot use {tmp_path}/journal.sqlite: No space left on device" in error
-    assert whole == "True"
 
 
 def test_a_status_where_no_journal_is_is_refused(tmp_path: Path) -> None:

@@ -28,12 +28,19 @@ def test_the_status_of_a_running_job_is_seen_from_outside(tmp_path: Path) -> Non
     assert status.handed == Owned()
     assert status.trained == Owned(groups=1, rollouts=1, tokens=7, turns=1, payload_bytes=3)
     assert status.dropped == {"stale": Owned(groups=1, rollouts=1, tokens=80, turns=2, payload_bytes=80)}
-    assert (status.oldest_age_s, status.median_age_s) == (100.0, 95.0)
-    assert (status.median_tokens, status.most_tokens) == (20, 30)
-    assert (status.oldest_version, status.newest_version) == (0, 2)
-    assert status.snapshots == ("s0", "s1", "shared")
+    assert [(group.key, group.state.value) for group in status.groups] == [
+        ("g0", "buffered"),
+        ("g1", "buffered"),
+        ("flying", "taken"),
+    ]
+    first = status.groups[0]
+    assert (first.begun_s, first.since_s, first.tokens, first.turns) == (100.0, 110.0, 10, 0)
+    assert first.members == (Summary(10, 0, 0, 1, ("s0", "shared"), "aborted"),)
+    assert first.versions == (0, 1) and status.groups[2].versions is None
     # The checkpoint still refers to what was dropped after it.
-    assert status.snapshots_in_use == 4
+    assert status.newest_version == 3
+    assert status.snapshots_in_use == {"s0", "s1", "s2", "shared"}
+    assert not status.is_damaged
     assert status.checkpoints == (0,)
     assert status.file_bytes >= 120
 
