@@ -184,7 +184,9 @@ def test_prompts_that_count_anew_are_refused(jobs: Jobs) -> None:
     source.save(0)
     jobs.position(0)
     again = jobs.start(load=0)
-    with pytest.raises(OwnershipError, match="count anew: group 0 is handed out as new, and waits.*load the state"):
+    with pytest.raises(
+        OwnershipError, match="count anew: group 0 is handed out as new, and waits.*load the state"
+    ):
         again.get_samples(2)
 
 
