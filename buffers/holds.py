@@ -36,6 +36,10 @@ class Holds:
                 free.append(snapshot)
         return free
 
+    def inherit(self, snapshots: Iterable[str]) -> None:
+        """No record refers to these, which are in use all the same: an earlier process has released them."""
+        self._kept_back.update((key, Snapshot(key, digest="")) for key in snapshots)
+
     def recheck(self, freed: Iterable[str]) -> list[Snapshot]:
         """Those of the kept back that are no longer in use, now that these have been ``freed``."""
         return [self._kept_back.pop(key) for key in freed if key in self._kept_back]

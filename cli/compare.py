@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="Seed of tasks, sampling and model.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Where everything goes.")
 @click.option("--tasks", type=click.Path(path_type=Path), help="Your own tasks, a JSONL file.")
+@click.option("--resume", is_flag=True, help="Go on with the comparison in --run-dir, with its arguments.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the resolved configuration, stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout instead of a table.")
 @debug_option
@@ -32,6 +33,7 @@ def compare(
     seed: int | None,
     run_dir: Path | None,
     tasks: Path | None,
+    resume: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -57,7 +59,13 @@ def compare(
       midstream compare
       midstream compare job=quick --strategies wait,continue
       midstream compare --tasks my_tasks.jsonl --steps 50 --seed 1 --run-dir runs/mine
+      midstream compare save_every=2 --run-dir runs/mine
+      midstream compare save_every=2 --run-dir runs/mine --resume
       midstream compare --json > result.json
+
+    A comparison that was stopped or killed goes on with --resume and the same arguments: strategies that have
+    ended are kept, the one that was under way goes on at its last checkpoint. Those are written every
+    save_every steps; without them it starts again.
 
     \b
     Outputs, in the run directory (runs/<date>-<time> unless --run-dir says otherwise):
@@ -65,6 +73,7 @@ def compare(
       compare.json                the object that --json prints
       <strategy>/config.yaml      the resolved configuration
       <strategy>/events/*.jsonl   everything that was recorded; `midstream report` reads it again
+      <strategy>/checkpoints/     where save_every is set: what --resume goes on from
 
     Progress goes to stderr. Ctrl-C stops the job cleanly and keeps what was recorded; a second one stops it
     at once.
@@ -79,10 +88,12 @@ def compare(
         return FINE
     progress = progress_on_stderr()
     try:
-        result = _compare(configs, progress, settings)
+        result = _compare(configs, progress, settings, resume)
     except KeyboardInterrupt:
         where = next(iter(configs.values())).run_dir
-        click.echo(f"midstream: interrupted; what was recorded is in {where}", err=True)
+        click.echo(
+            f"midstream: interrupted; what was recorded is in {where}, --resume goes on with it", err=True
+        )
         return INTERRUPTED
     finally:
         progress.close()
@@ -93,14 +104,17 @@ def compare(
     return _exit_code(result, asked=len(configs))
 
 
-def _compare(configs: "Mapping[str, JobConfig]", progress: Any, settings: Settings) -> dict[str, Any]:
+def _compare(
+    configs: "Mapping[str, JobConfig]", progress: Any, settings: Settings, resume: bool
+) -> dict[str, Any]:
     from midstream.cli.streams import stdout_to_stderr
 
     progress.note("loading torch, SGLang and Megatron-core")
     with stdout_to_stderr():
         from midstream.local import compare as job
 
-        return job.compare(configs, progress=progress, command=("midstream", *settings.arguments))
+        command = ("midstream", *settings.arguments)
+        return job.compare(configs, progress=progress, command=command, resume=resume)
 
 
 def _as_overrides(

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -15,6 +16,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from midstream.conf.errors import ConfigError, Problem, closest, validate
 from midstream.conf.schema import JobConfig, LayerConfig
@@ -86,6 +88,21 @@ def write_resolved(config: BaseModel, path: Path) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_resolved(path: Path) -> dict[str, Any]:
+    """The values that `write_resolved` wrote.
+
+    Raises:
+        ConfigError: the file is not such a file.
+    """
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError([Problem(str(path), _first_line(error), "restore the file")]) from error
+    if not isinstance(values, dict):
+        raise ConfigError([Problem(str(path), values, "restore the file: it is not a mapping of settings")])
+    return {str(key): value for key, value in values.items()}
 
 
 def _scaled(count: int, factor: float) -> int:

@@ -13,6 +13,7 @@ def slime_args(
 
     ``args.generate_state`` is left to the job that owns the event loop.
     """
+    checkpoints = str(checkpoints_of(config)) if config.save_every is not None else None
     return Namespace(
         **config.rollout.model_dump(),
         midstream=config.midstream.model_dump(mode="json"),
@@ -30,6 +31,13 @@ def slime_args(
         grpo_std_normalization=True,
         advantage_estimator="grpo",
         reward_key=None,
-        save=None,
-        load=None,
+        save=checkpoints,
+        save_interval=config.save_every,
+        load=checkpoints,
     )
+
+
+def checkpoints_of(config: JobConfig) -> Path:
+    """The folder of the strategy's checkpoints, there or not."""
+    assert config.midstream.run_dir is not None
+    return config.midstream.run_dir / "checkpoints"

@@ -17,15 +17,25 @@ from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.protocol import find_factory
 from midstream.envs.tasks import load_tasks
 from midstream.hooks.slime.host import load_function
-from midstream.local.args import slime_args
-from midstream.local.events import EVENTS_FOLDER, EventsError, EventWriter, read_run
+from midstream.local.args import checkpoints_of, slime_args
+from midstream.local.attached import AttachedServer
+from midstream.local.checkpoint import Checkpoints
+from midstream.local.events import EVENTS_FOLDER, EventWriter, read_run
 from midstream.local.job import Run
 from midstream.local.machine import describe_machine
 from midstream.local.model.checkpoint import build_hf_checkpoint
 from midstream.local.progress import Progress
 from midstream.local.report.page import write_report
+from midstream.local.resume import (
+    CONFIG_FILE,
+    check_resumable,
+    has_ended,
+    recorded_run,
+    refuse_used,
+    strategy_dir,
+)
 from midstream.local.server import EngineServer
-from midstream.local.summary import summarise
+from midstream.local.summary import summarise, wall_s
 from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.warm_start import warm_start
 
@@ -33,7 +43,7 @@ RESULT_FILE = "compare.json"
 
 
 def compare(
-    runs: Mapping[str, JobConfig], *, progress: Progress, command: Sequence[str] = ()
+    runs: Mapping[str, JobConfig], *, progress: Progress, command: Sequence[str] = (), resume: bool = False
 ) -> dict[str, Any]:
     """Train once per entry of ``runs`` and return the object that ``midstream compare --json`` prints.
 
@@ -41,20 +51,33 @@ def compare(
     server's start hides the warm start. Whatever happens, the server is stopped; the report and the
     result are written from what was recorded, also after an interruption.
 
+    With ``resume`` the comparison in ``run_dir`` goes on: strategies that have ended are kept, the one that was
+    under way goes on at its last checkpoint, or at its beginning where it has none.
+
     Raises:
-        ConfigError: ``run_dir`` holds another comparison.
+        ConfigError: ``run_dir`` holds another comparison, or, to be resumed, one with other settings or none.
         TasksError: the tasks cannot be used; nothing has been started.
         ServerError: the server cannot be started, or died too often.
     """
     shared = next(iter(runs.values()))
     run_dir = shared.run_dir
-    _refuse_used(run_dir)
+    if resume:
+        check_resumable(runs)
+    else:
+        refuse_used(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     tasks = _tasks(shared, run_dir)
     for config in runs.values():
         _check_hooks(config)
     for config in runs.values():
-        write_resolved(config, _strategy_dir(config) / "config.yaml")
+        write_resolved(config, strategy_dir(config) / CONFIG_FILE)
+    pending = [config for config in runs.values() if not has_ended(strategy_dir(config))]
+    if len(pending) < len(runs):
+        progress.note(
+            f"kept, since they have ended: {', '.join(runs.keys() - {c.strategy for c in pending})}"
+        )
+    if not pending:
+        return _publish(run_dir, runs)
     with tempfile.TemporaryDirectory(prefix=temp_prefix("fresh")) as scratch:
         fresh = build_hf_checkpoint(Path(scratch) / "checkpoint", shared.model)
         server = EngineServer(
@@ -66,8 +89,8 @@ def compare(
             checkpoint = warm_start(shared.model, shared.warm_start, progress=_told(progress))
             server.wait_healthy()
             tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-            for config in runs.values():
-                _run(config, server, checkpoint, tasks, tokenizer, progress, command)
+            for config in pending:
+                run_strategy(config, server, checkpoint, tasks, tokenizer, progress, command)
         finally:
             try:
                 server.stop()
@@ -90,28 +113,27 @@ def _check_hooks(config: JobConfig) -> None:
             ) from error
 
 
-def _refuse_used(run_dir: Path) -> None:
-    used = sorted(run_dir.glob(f"*/{EVENTS_FOLDER}/*.jsonl"))
-    if used:
-        raise ConfigError(
-            [Problem("run_dir", str(run_dir), f"choose another: {used[0].parent} holds an earlier run")]
-        )
-
-
-def _run(
+def run_strategy(
     config: JobConfig,
-    server: EngineServer,
+    server: EngineServer | AttachedServer,
     checkpoint: Path,
     tasks: Path,
     tokenizer: Any,
     progress: Progress,
-    command: Sequence[str],
+    command: Sequence[str] = (),
 ) -> None:
+    """Train with one strategy on a server that runs, from where its folder says that it was.
+
+    Raises what `Run.train` does; the events have been written either way.
+    """
     progress.strategy_started(config.strategy, config.steps)
     args = slime_args(
         config, engine_host=server.host, engine_port=server.port, checkpoint=checkpoint, tasks=tasks
     )
-    with EventWriter(_strategy_dir(config) / EVENTS_FOLDER) as events:
+    before = recorded_run(strategy_dir(config))
+    elapsed_s = wall_s(before) if before is not None else 0.0
+    newest = Checkpoints(checkpoints_of(config), config.save_every).latest()
+    with EventWriter(strategy_dir(config) / EVENTS_FOLDER) as events:
         events.write(
             "run",
             strategy=config.strategy,
@@ -121,6 +143,8 @@ def _run(
             n_samples_per_prompt=config.rollout.n_samples_per_prompt,
             machine=describe_machine(),
             command=list(command),
+            resumed_at=None if before is None else 0 if newest is None else newest + 1,
+            elapsed_s=elapsed_s,
         )
         Run(
             config,
@@ -130,8 +154,9 @@ def _run(
             tokenizer=tokenizer,
             events=events,
             progress=progress,
+            elapsed_s=elapsed_s,
         ).train()
-    progress.strategy_finished(config.strategy, summarise(read_run(_strategy_dir(config))))
+    progress.strategy_finished(config.strategy, summarise(read_run(strategy_dir(config))))
 
 
 def _tasks(config: JobConfig, run_dir: Path) -> Path:
@@ -158,11 +183,11 @@ def _told(progress: Progress) -> Callable[[int, int, float], None]:
 
 def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     """Write report and result from what was recorded; nothing where nothing was."""
-    recorded = [_strategy_dir(config) for config in runs.values() if _has_begun(_strategy_dir(config))]
-    if not recorded:
+    recorded = [recorded_run(strategy_dir(config)) for config in runs.values()]
+    summaries = [summarise(run) for run in recorded if run is not None]
+    if not summaries:
         return {"report": None, "runs": []}
-    report = write_report(run_dir)
-    result = {"report": str(report), "runs": [summarise(read_run(folder)) for folder in recorded]}
+    result = {"report": str(write_report(run_dir)), "runs": summaries}
     temporary = run_dir / f".{RESULT_FILE}.{os.getpid()}"
     try:
         temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -170,16 +195,3 @@ def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     finally:
         temporary.unlink(missing_ok=True)
     return result
-
-
-def _has_begun(strategy_dir: Path) -> bool:
-    try:
-        read_run(strategy_dir)
-    except EventsError:
-        return False
-    return True
-
-
-def _strategy_dir(config: JobConfig) -> Path:
-    assert config.midstream.run_dir is not None
-    return config.midstream.run_dir

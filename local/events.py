@@ -6,21 +6,24 @@ therefore skips a torn last line and treats any other broken line as damage that
 
 Kinds of events (times in seconds since the run's start unless named `_unix`):
 
-- `run`: strategy, seed, start_unix, rollout_batch_size, n_samples_per_prompt, machine, command
+- `run`: strategy, seed, start_unix, rollout_batch_size, n_samples_per_prompt, machine, command; resumed_at: the
+  step with which a run that was stopped goes on, null in its first part; elapsed_s: what its earlier parts took,
+  from where its clock goes on
 - `step`: step, version, rollout_start, rollout_end, train_start, train_end, push_end, reward_mean, counts of
-  this step (trained, generated, wasted, resumes, restores), what is buffered after it, and for each trained
-  rollout response_tokens, turns and lag_trajectory
+  this step (trained, generated, wasted, resumes, restores), what is buffered after it, trained_groups and
+  dropped_groups by their index, and for each trained rollout response_tokens, turns and lag_trajectory
 - `alarm`: t, message
 - `end`: wall_s, status (`ok`, `interrupted` or `failed`)
 """
 
+import itertools
 import json
 import math
 import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +36,10 @@ EVENTS_FOLDER = "events"
 
 class EventsError(ValueError):
     """The events of a run are missing or damaged; the message names the file, the line and what to do."""
+
+
+class NothingRecorded(EventsError):
+    """No run has been recorded there."""
 
 
 class EventWriter:
@@ -78,13 +85,23 @@ class EventWriter:
 
 @dataclass(frozen=True)
 class RunEvents:
-    """The events of one run of one strategy, by kind; `end` is None while it runs and after a kill."""
+    """The events of one run of one strategy, by kind; `end` is None while it runs and after a kill.
 
-    run: Event
+    `parts` are the `run` events: one, and another for each time that it was resumed. `lost` are the steps that
+    were recorded and came after the checkpoint from which it was resumed: they have been done again.
+    """
+
+    parts: Sequence[Event]
     steps: Sequence[Event] = ()
+    lost: Sequence[Event] = ()
     alarms: Sequence[Event] = ()
     end: Event | None = None
     strategy: str = ""
+
+    @property
+    def run(self) -> Event:
+        """How it began."""
+        return self.parts[0]
 
     @property
     def status(self) -> str:
@@ -115,45 +132,61 @@ def read_file(path: Path) -> Iterator[Event]:
 
 
 def read_run(strategy_dir: Path) -> RunEvents:
-    """The latest run recorded under `<strategy_dir>/events`.
+    """The latest run recorded under `<strategy_dir>/events`, all of its parts.
 
-    The file whose `run` event started last holds the run; alarms may also come from files of processes that
-    started no run themselves. A step recorded twice counts as it was recorded last.
-    Raises EventsError where no run has been recorded.
+    Alarms may also come from files of processes that started no run themselves. Raises NothingRecorded, or
+    EventsError where the events are damaged.
     """
     folder = strategy_dir / EVENTS_FOLDER
-    latest: list[Event] = []
+    parts: list[list[Event]] = []
     beside: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):
-        events = list(read_file(path))
-        starts = [index for index, event in enumerate(events) if event["kind"] == "run"]
-        if not starts:
-            beside += events
-        elif not latest or _start_unix(events[starts[-1]]) >= _start_unix(latest[0]):
-            latest = events[starts[-1] :]
-    if not latest:
-        raise EventsError(f"no run is recorded in {folder}; expected a .jsonl file with a 'run' event")
-    return sort_out(latest + beside, strategy=strategy_dir.name)
+        into = beside
+        for event in read_file(path):
+            if event["kind"] == "run":
+                into = []
+                parts.append(into)
+            into.append(event)
+    if not parts:
+        raise NothingRecorded(f"no run is recorded in {folder}; expected a .jsonl file with a 'run' event")
+    parts.sort(key=lambda part: float(part[0].get("start_unix") or 0.0))
+    begun = max((i for i, part in enumerate(parts) if part[0].get("resumed_at") is None), default=0)
+    return sort_out(itertools.chain(*parts[begun:], beside), strategy=strategy_dir.name)
 
 
-def sort_out(events: Sequence[Mapping[str, Any]], strategy: str = "") -> RunEvents:
-    """Events of one run, by kind; `strategy` is the name where the `run` event does not give one."""
-    by_kind: dict[str, list[Event]] = {}
-    for event in events:
-        by_kind.setdefault(event["kind"], []).append(dict(event))
-    run = by_kind.get("run", [{}])[-1]
-    steps = {event["step"]: event for event in by_kind.get("step", []) if isinstance(event.get("step"), int)}
+def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEvents:
+    """Events of one run in their order, by kind; `strategy` is the name where the `run` event does not give one.
+
+    A step that was recorded twice counts as it was recorded last.
+    """
+    parts: list[Event] = []
+    steps: dict[int, Event] = {}
+    lost: list[Event] = []
+    alarms: list[Event] = []
+    end: Event | None = None
+    for event in map(dict, events):
+        match event["kind"]:
+            case "run":
+                parts.append(event)
+                end = None
+                resumed_at = event.get("resumed_at")
+                if resumed_at is not None:
+                    lost += [steps.pop(number) for number in sorted(steps) if number >= resumed_at]
+            case "step" if isinstance(event.get("step"), int):
+                steps[event["step"]] = event
+            case "alarm":
+                alarms.append(event)
+            case "end":
+                end = event
+    parts = parts or [{}]
     return RunEvents(
-        run=run,
+        parts=tuple(parts),
         steps=tuple(steps[number] for number in sorted(steps)),
-        alarms=tuple(sorted(by_kind.get("alarm", []), key=lambda alarm: float(alarm.get("t") or 0.0))),
-        end=by_kind["end"][-1] if "end" in by_kind else None,
-        strategy=str(run.get("strategy") or strategy),
+        lost=tuple(lost),
+        alarms=tuple(sorted(alarms, key=lambda alarm: float(alarm.get("t") or 0.0))),
+        end=end,
+        strategy=str(parts[0].get("strategy") or strategy),
     )
-
-
-def _start_unix(run: Event) -> float:
-    return float(run.get("start_unix") or 0.0)
 
 
 def _write_all(file: int, content: bytes) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from midstream.buffers.lags import token_lags, trajectory_lag
 from midstream.buffers.rollout import PartialRollout
-from midstream.local.rollout import Group
+from midstream.local.rollout import RolloutBatch
 
 
 def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str, Any]:
@@ -28,7 +28,12 @@ def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str
     }
 
 
-def group_fields(groups: Sequence[Group]) -> dict[str, int]:
-    """How many groups there are, and how many of them have rewards that differ."""
-    rewards = [{sample.reward for sample in group if not sample.remove_sample} for group in groups]
-    return {"groups": len(groups), "informative_groups": sum(len(values) > 1 for values in rewards)}
+def group_fields(batch: RolloutBatch) -> dict[str, Any]:
+    """Which groups are trained on and which dropped, and how many of the trained have rewards that differ."""
+    rewards = [{sample.reward for sample in group if not sample.remove_sample} for group in batch.samples]
+    return {
+        "groups": len(batch.samples),
+        "informative_groups": sum(len(values) > 1 for values in rewards),
+        "trained_groups": [group[0].group_index for group in batch.samples],
+        "dropped_groups": [group[0].group_index for group in batch.dropped],
+    }

@@ -1,30 +1,26 @@
 """The generator of a local job: one SGLang server on this machine."""
 
 import errno
-import json
 import os
 import socket
 import time
-from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from midstream.conf.schema import ServerConfig
+from midstream.local.engine.control import EngineControl, ServerError
 from midstream.local.engine.flags import EngineAddress, engine_environment, engine_flags
 from midstream.local.engine.process import EngineProcess, make_temporary_dir
 
 HOST = "127.0.0.1"
 
 _HEALTH_PERIOD_S = 0.2
-_PROBE_TIMEOUT_S = 5.0
-_PUSH_TIMEOUT_S = 120.0
-"""A push waits for the requests in flight; where they were aborted it takes hundredths of a second."""
-
 _DEATH_NOTICE_S = 5.0
 """The whole server ends within a second of the death of one of its processes (see `engine.lifeline`)."""
 
@@ -33,10 +29,6 @@ _PORT_LOST = "address already in use"
 
 _SHOWN_LOG_LINES = 25
 _READ_LOG_BYTES = 16384
-
-
-class ServerError(RuntimeError):
-    """The server cannot be started, has died, or refused a request; the message says which and what to do."""
 
 
 class EngineServer:
@@ -136,7 +128,7 @@ class EngineServer:
         (Ctrl-C included), the server is stopped.
         """
         try:
-            while not self._serves():
+            while not self._control.serves():
                 waited_s = time.monotonic() - self._launched_at
                 if not self.alive():
                     raise ServerError(f"the server {self._end()} while starting.\n{self._log_excerpt()}")
@@ -154,7 +146,8 @@ class EngineServer:
                 if on_wait is not None:
                     on_wait(waited_s)
                 time.sleep(_HEALTH_PERIOD_S)
-            self._check_version(self._weight_version)
+            with self._death_noticed():
+                self._control.check_version(self._weight_version)
         except BaseException:
             self.stop()
             raise
@@ -188,65 +181,33 @@ class EngineServer:
         Waits for requests in flight and flushes the KV cache, so no token is made from mixed weights. Raises
         ServerError where the server has died (`alive()` is then False) or refused.
         """
-        self._post(
-            "/update_weights_from_disk",
-            {"model_path": str(path), "weight_version": str(version), "flush_cache": True},
-        )
+        with self._death_noticed():
+            self._control.push_weights(path, version)
         self._weight_version = version
-        self._check_version(version)
 
     def flush(self) -> None:
         """Empty the KV cache. Raises ServerError while requests are running."""
-        self._post("/flush_cache", {})
+        with self._death_noticed():
+            self._control.flush()
+
+    @property
+    def _control(self) -> EngineControl:
+        return EngineControl(self._known_address())
 
     def _known_address(self) -> EngineAddress:
         if self._address is None:
             raise ServerError("the server has no address before its first launch")
         return self._address
 
-    def _serves(self) -> bool:
+    @contextmanager
+    def _death_noticed(self) -> Iterator[None]:
+        """A broken connection is often the first sign of a death that shows in `alive` a moment later."""
         try:
-            status, _ = self._request("GET", "/health", timeout_s=_PROBE_TIMEOUT_S)
-        except (OSError, HTTPException):  # it does not listen yet
-            return False
-        return status == 200
-
-    def _check_version(self, expected: int) -> None:
-        info = json.loads(self._ask("GET", "/model_info"))
-        if info["weight_version"] != str(expected):
-            raise ServerError(
-                f"{self.url} serves policy version {info['weight_version']} instead of {expected}; "
-                "does something else use this server or its port?"
-            )
-
-    def _post(self, path: str, body: dict[str, Any]) -> bytes:
-        return self._ask("POST", path, body)
-
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        try:
-            status, answer = self._request(method, path, body, timeout_s=_PUSH_TIMEOUT_S)
+            yield
         except (OSError, HTTPException) as fault:
-            # A broken connection is often the first sign of a death that shows in `alive` a moment later.
             if self._process is None or self._process.wait(_DEATH_NOTICE_S):
                 raise ServerError(f"the server {self._end()}; its log: {self.log_path}") from fault
-            raise ServerError(f"{method} {self.url}{path}: {type(fault).__name__}: {fault}") from fault
-        if status != 200:
-            raise ServerError(
-                f"{method} {self.url}{path} answered {status}: {answer.decode(errors='replace')}"
-            )
-        return answer
-
-    def _request(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float
-    ) -> tuple[int, bytes]:
-        connection = HTTPConnection(self.host, self.port, timeout=timeout_s)
-        try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, path, payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+            raise ServerError(f"{self.url}: {type(fault).__name__}: {fault}") from fault
 
     def _end(self) -> str:
         code = self._process.exit_code if self._process else None

@@ -17,12 +17,15 @@ def summarise(events: RunEvents) -> dict[str, Any]:
 
     - strategy, status: status is `ok`, `interrupted`, `failed`, or `unfinished` where the run recorded no end
     - steps: finished training steps
-    - wall_s: the run's wall-clock, from its `end` event or, without one, until the last thing recorded
+    - wall_s: the run's wall-clock, from its `end` event or, without one, until the last thing recorded; of a run
+      that was resumed the sum of its parts
     - trained_rollouts: rollouts that reached the loss
     - generated_tokens: model tokens that the engine made
     - wasted_tokens: generated tokens that never reached a loss in this run: dropped, restarted, or still
       buffered at the end; wasted_fraction is their share of generated_tokens
     - buffered_tokens: the part of wasted_tokens still buffered at the end, which might yet be trained on
+    - lost_tokens: what the engine made in steps that were recorded and then lost, since the run was resumed from an
+      earlier checkpoint; no other count here has them
     - trainer_wait_fraction: see `trainer_wait_fraction`
     - reward_first, reward_last: means of the steps' mean rewards over the first and the last fifth of the
       steps (at least one step)
@@ -49,6 +52,7 @@ def summarise(events: RunEvents) -> dict[str, Any]:
         "wasted_tokens": wasted_tokens,
         "wasted_fraction": wasted_tokens / generated_tokens if generated_tokens else None,
         "buffered_tokens": buffered_tokens,
+        "lost_tokens": total(events.lost, "generated_tokens"),
         "trainer_wait_fraction": trainer_wait_fraction(events),
         "reward_first": mean(rewards[:fifth]),
         "reward_last": mean(rewards[-fifth:]),
@@ -66,8 +70,10 @@ def wall_s(events: RunEvents) -> float:
     recorded = number(events.end.get("wall_s")) if events.end else None
     if recorded is not None:
         return recorded
-    times = [step.get(name) for step in events.steps for name in ("rollout_end", "train_end", "push_end")]
-    return max(finite(times + [alarm.get("t") for alarm in events.alarms]), default=0.0)
+    steps = [*events.steps, *events.lost]
+    times = [step.get(name) for step in steps for name in ("rollout_end", "train_end", "push_end")]
+    times += [alarm.get("t") for alarm in events.alarms] + [part.get("elapsed_s") for part in events.parts]
+    return max(finite(times), default=0.0)
 
 
 def trainer_wait_fraction(events: RunEvents) -> float | None:
@@ -78,8 +84,9 @@ def trainer_wait_fraction(events: RunEvents) -> float | None:
     duration_s = wall_s(events)
     if not events.steps or duration_s <= 0:
         return None
-    rollouts = intervals(events.steps, "rollout_start", "rollout_end")
-    busy = intervals(events.steps, "train_start", "push_end")
+    steps = [*events.steps, *events.lost]
+    rollouts = intervals(steps, "rollout_start", "rollout_end")
+    busy = intervals(steps, "train_start", "push_end")
     return (covered_s(rollouts + busy) - covered_s(busy)) / duration_s
 
 

@@ -10,7 +10,7 @@ them, over the response.
 import itertools
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,23 @@ class Trainer:
         """Start again from a checkpoint of the same shape, with a fresh optimizer."""
         self._policy.load(hf_dir)
         self._optimizer = self._fresh_optimizer()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizer and PyTorch's random state: all that `load_state_dict` needs to go on from here."""
+        return {
+            "policy": self._policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "torch_rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave.
+
+        Raises KeyError, RuntimeError or ValueError where that was of another model or optimizer.
+        """
+        self._policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["torch_rng"])
 
     def export(self, directory: Path) -> Path:
         """Write the weights in Hugging Face layout; see `checkpoint.export_weights`."""

@@ -30,6 +30,8 @@ class JobConfig(Section):
     run_dir: PathSetting
     seed: Seed = 0
     steps: Count
+    save_every: Count | None = None
+    """Training steps from one checkpoint to the next, from which `--resume` goes on; null: none are written."""
     strategies: list[str] = Field(min_length=1)
     """The runs to compare, each a file in the config group `strategy`."""
     strategy: str

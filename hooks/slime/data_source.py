@@ -148,6 +148,8 @@ class DataSource:
         self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
         holds_of(self._args).share(shared_snapshots(self._buffer.groups))
         adopt_snapshots(environments_of(self._args), self._ledger)
+        referred = {snapshot.id for rollout in self.waiting() for snapshot in rollout.snapshots.values()}
+        holds_of(self._args).inherit(self._ledger.snapshots_in_use() - referred)
         versions = [span.version for rollout in self.waiting() for span in rollout.spans]
         if versions:
             engine_of(self._args).go_on_after(max(versions))

@@ -43,7 +43,7 @@ async def generate(
     """
     layer = layer_of(args)
     policy = policy_of(args)
-    await _give_up_abandoned(args)
+    await give_up_abandoned(args)
     if not evaluation:
         await measurements_of(args).settle(sample)
     state = host_of(sample).generate_state(args)
@@ -77,7 +77,8 @@ async def generate(
     return sample
 
 
-async def _give_up_abandoned(args: Namespace) -> None:
+async def give_up_abandoned(args: Namespace) -> None:
+    """Tell the environments of snapshots that nobody resumes from; a host that ends does so a last time."""
     # One by one: a host may call its data source from another thread.
     abandoned, snapshots = abandoned_of(args), []
     while abandoned:

@@ -1,6 +1,6 @@
 """The trainable policy: a Megatron model that is read from and written to Hugging Face checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,18 +27,25 @@ class Policy:
         shape = ModelShape.read(hf_dir)
         if shape != self.shape:
             raise CheckpointError(f"{hf_dir} holds a model of shape {shape}; this policy has {self.shape}")
-        state = hf_to_megatron(read_weights(hf_dir), self.shape)
+        try:
+            self.load_state_dict(hf_to_megatron(read_weights(hf_dir), self.shape))
+        except ValueError as error:
+            raise CheckpointError(f"{hf_dir} does not fit the model: {error}") from None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights by Megatron's names."""
+        return {name: t.detach() for name, t in self.model.state_dict().items() if isinstance(t, Tensor)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take weights by Megatron's names. Raises ValueError where they are not those of this model."""
         missing, unexpected = self.model.load_state_dict(state, strict=False)
         missing = [name for name in missing if not name.endswith("_extra_state")]
         if missing or unexpected:
-            raise CheckpointError(
-                f"{hf_dir} does not fit the model: missing {missing}, unexpected {unexpected}"
-            )
+            raise ValueError(f"missing {missing}, unexpected {unexpected}")
 
     def export(self, directory: Path) -> Path:
         """Write the weights as a Hugging Face checkpoint; see `checkpoint.export_weights`."""
-        state = {name: t.detach() for name, t in self.model.state_dict().items() if isinstance(t, Tensor)}
-        return export_weights(directory, megatron_to_hf(state, self.shape), like=self._hf_dir)
+        return export_weights(directory, megatron_to_hf(self.state_dict(), self.shape), like=self._hf_dir)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.model.parameters())

@@ -6,7 +6,7 @@ from typing import Any
 
 from midstream.local.events import RunEvents
 from midstream.local.report import words
-from midstream.local.summary import number
+from midstream.local.summary import number, total
 
 Run = Mapping[str, Any]
 
@@ -37,6 +37,7 @@ def warnings(events: Sequence[RunEvents], runs: Sequence[Run]) -> list[str]:
     if len(steps) > 1:
         found.append("The runs differ in length, so times and totals cannot be compared directly.")
     for run_events in events:
+        found += [_resumed(run_events)] if len(run_events.parts) > 1 else []
         found += [
             f"{run_events.strategy}, {_at(alarm)}: {alarm.get('message', '')}" for alarm in run_events.alarms
         ]
@@ -102,6 +103,16 @@ def _restores(runs: Sequence[Run]) -> str:
         "all were equal to their snapshot" if not bad else f"{words.count(bad)} differed from their snapshot"
     )
     return f"Environments restored and checked by content: {words.count(checked)}; {verdict}."
+
+
+def _resumed(events: RunEvents) -> str:
+    times = "once" if len(events.parts) == 2 else f"{len(events.parts) - 1} times"
+    steps = f"{len(events.lost)} recorded {'step' if len(events.lost) == 1 else 'steps'}"
+    lost = words.count(total(events.lost, "generated_tokens"))
+    return (
+        f"{events.strategy} was stopped and resumed {times}: {steps} with {lost} tokens came after a checkpoint and "
+        "were done again, and count in no figure but the wall-clock."
+    )
 
 
 def _at(alarm: Mapping[str, Any]) -> str:

@@ -54,8 +54,10 @@ def test_json_is_alone_on_stdout(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def compare(runs: Mapping[str, Any], *, progress: Any, command: tuple[str, ...]) -> dict[str, Any]:
-        asked.update(runs=list(runs), command=command)
+    def compare(
+        runs: Mapping[str, Any], *, progress: Any, command: tuple[str, ...], resume: bool
+    ) -> dict[str, Any]:
+        asked.update(runs=list(runs), command=command, resume=resume)
         print("a library that prints")
         os.write(1, b"a child that prints\n")
         progress.note("a note")
@@ -72,7 +74,9 @@ def test_json_is_alone_on_stdout(
     assert json.loads(printed.out) == {"report": "report.html", "runs": [entry("wait")]}
     for said in ("library", "child", "a note", "an alarm", "step 1/1, reward 0.50, – tokens/s"):
         assert said in printed.err
-    assert asked == {"runs": ["wait"], "command": ("midstream", *arguments)}
+    assert asked == {"runs": ["wait"], "command": ("midstream", *arguments), "resume": False}
+    assert main([*arguments, "--resume"]) == 0
+    assert asked["resume"] is True
 
 
 def test_the_table_and_the_report_are_on_stdout(

@@ -365,6 +365,19 @@ def test_a_snapshot_of_a_checkpoint_outlasts_its_rollout(jobs: Jobs) -> None:
     assert [snapshot.id for snapshot in abandoned_of(jobs.args)] == ["s2"]
 
 
+def test_a_snapshot_that_only_an_earlier_process_released_goes_with_its_checkpoint(jobs: Jobs) -> None:
+    source = waiting_on_snapshots(jobs, "continue")
+    [group, _] = source.get_samples(2)
+    end(group[0])
+    jobs.train(1, group)
+    source.save(1)
+    source = jobs.start(load=1)
+    source.save(2)
+    assert abandoned_of(jobs.args) == [], "checkpoint 0 can still be loaded"
+    source.save(3)
+    assert [snapshot.id for snapshot in abandoned_of(jobs.args)] == ["s2"]
+
+
 def test_a_damaged_group_costs_only_itself(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     source = waiting_on_snapshots(jobs, "continue")
     source.close()

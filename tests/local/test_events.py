@@ -111,6 +111,38 @@ def test_the_latest_run_of_a_folder_is_read(tmp_path: Path) -> None:
     assert (run.strategy, run.status) == ("continue", "unfinished")
 
 
+def test_a_resumed_run_is_read_as_one_and_steps_after_its_checkpoint_are_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "continue" / "events"
+    folder.mkdir(parents=True)
+    # Files of processes whose names say nothing of their order.
+    _write_lines(
+        folder / "b-1.jsonl", {"kind": "run", "start_unix": 1.0, "resumed_at": None}, {"kind": "end"}
+    )
+    _write_lines(
+        folder / "c-1.jsonl",
+        {"kind": "run", "start_unix": 2.0, "resumed_at": None, "seed": 7},
+        {"kind": "step", "step": 0},
+        {"kind": "step", "step": 1, "reward_mean": 0.1},
+        {"kind": "step", "step": 2},
+        {"kind": "alarm", "t": 1.0, "message": "first"},
+        {"kind": "end", "status": "interrupted"},
+    )
+    # The second part is killed before it has trained anything, the third has the same number of a process.
+    _write_lines(
+        folder / "a-1.jsonl",
+        {"kind": "run", "start_unix": 3.0, "resumed_at": 1},
+        {"kind": "run", "start_unix": 4.0, "resumed_at": 1},
+        {"kind": "step", "step": 1, "reward_mean": 0.2},
+        {"kind": "alarm", "t": 9.0, "message": "second"},
+    )
+    run = read_run(tmp_path / "continue")
+    assert run.run["seed"] == 7 and len(run.parts) == 3
+    assert [(step["step"], step.get("reward_mean")) for step in run.steps] == [(0, None), (1, 0.2)]
+    assert [(step["step"], step.get("reward_mean")) for step in run.lost] == [(1, 0.1), (2, None)]
+    assert [alarm["message"] for alarm in run.alarms] == ["first", "second"]
+    assert run.status == "unfinished"
+
+
 def test_a_folder_without_a_run_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(EventsError, match=str(tmp_path)):
         read_run(tmp_path)

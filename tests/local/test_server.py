@@ -22,9 +22,12 @@ from midstream.conf.compose import compose
 from midstream.conf.schema import ServerConfig
 from midstream.hooks.engine import Engine
 from midstream.hooks.ratio import mean_squared_log_ratio
+from midstream.local.attached import AttachedServer
+from midstream.local.engine.control import ServerError
+from midstream.local.engine.flags import EngineAddress
 from midstream.local.engine.process import session_pids
 from midstream.local.model.checkpoint import build_hf_checkpoint
-from midstream.local.server import EngineServer, ServerError
+from midstream.local.server import EngineServer
 
 PROMPT = [5, 6, 7]
 
@@ -241,3 +244,26 @@ def test_the_log_probs_of_given_tokens_are_those_with_which_they_were_made(
     assert same is not None and same < 1e-6
     assert different is not None and different > 1e-3
     assert computed_again <= 1, "who goes on finds what was measured in the engine's cache"
+
+
+def test_a_job_that_attaches_pushes_weights_and_cannot_restart(
+    engine_server: EngineServer, engine_checkpoint: Path
+) -> None:
+    attached = AttachedServer(EngineAddress(engine_server.host, engine_server.port), engine_server.log_path)
+    assert attached.alive()
+    attached.push_weights(engine_checkpoint, 201)
+    assert generate(engine_server, 1)["meta_info"]["weight_version"] == "201"
+    with pytest.raises(ServerError, match="/nowhere"):
+        attached.push_weights(Path("/nowhere"), 202)
+    with pytest.raises(ServerError, match="another process keeps"):
+        attached.restart(engine_checkpoint, 202)
+
+
+def test_an_attached_server_that_is_gone_is_not_alive(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = EngineAddress("127.0.0.1", closed.getsockname()[1])
+    attached = AttachedServer(address, tmp_path / "server.log")
+    assert not attached.alive()
+    with pytest.raises(ServerError, match=address.url):
+        attached.push_weights(tmp_path, 1)

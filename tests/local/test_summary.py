@@ -52,6 +52,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         "wasted_tokens": 40,
         "wasted_fraction": 0.25,
         "buffered_tokens": 30,
+        "lost_tokens": 0,
         "trainer_wait_fraction": 0.0,
         "reward_first": None,
         "reward_last": None,
@@ -104,6 +105,32 @@ def test_a_run_that_was_killed_is_summarised_as_far_as_it_got() -> None:
     assert summary["trainer_wait_fraction"] == 1.0
     empty = summarise(run_of())
     assert (empty["steps"], empty["wall_s"], empty["trainer_wait_fraction"]) == (0, 0.0, None)
+
+
+def test_a_resumed_run_counts_no_step_twice_and_all_of_its_time() -> None:
+    first = {"rollout_start": 0.0, "rollout_end": 4.0, "train_start": 4.0, "push_end": 5.0}
+    lost = {"rollout_start": 5.0, "rollout_end": 9.0, "train_start": 9.0, "push_end": 10.0}
+    again = {"rollout_start": 12.0, "rollout_end": 16.0, "train_start": 16.0, "push_end": 17.0}
+    counts = {"generated_tokens": 100, "trained_rollouts": 4}
+    events: list[dict[str, Any]] = [
+        {"kind": "run", "strategy": "continue", "resumed_at": None, "elapsed_s": 0.0},
+        {"kind": "step", "step": 0, **first, **counts},
+        {"kind": "step", "step": 1, **lost, **counts},
+        {"kind": "end", "wall_s": 12.0, "status": "interrupted"},
+        {"kind": "run", "strategy": "continue", "resumed_at": 1, "elapsed_s": 12.0},
+    ]
+    resumed = sort_out(events)
+    summary = summarise(resumed)
+    assert (summary["status"], summary["steps"], summary["wall_s"]) == ("unfinished", 1, 12.0)
+    assert (summary["generated_tokens"], summary["lost_tokens"]) == (100, 100)
+    events += [
+        {"kind": "step", "step": 1, **again, **counts},
+        {"kind": "end", "wall_s": 20.0, "status": "ok"},
+    ]
+    summary = summarise(sort_out(events))
+    assert (summary["status"], summary["steps"], summary["wall_s"]) == ("ok", 2, 20.0)
+    assert (summary["trained_rollouts"], summary["generated_tokens"], summary["lost_tokens"]) == (8, 200, 100)
+    assert summary["trainer_wait_fraction"] == pytest.approx(12 / 20)
 
 
 def test_covered_seconds_count_overlaps_once() -> None:
