@@ -89,7 +89,6 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     for name in _IN_SAMPLE:
         del record[name]
     sample.metadata[RECORD_KEY] = record
-    sample.status = type(sample).Status(rollout.status.value)
     sample.reward = rollout.reward
     if rollout.status is Status.FAILED:
         sample.remove_sample = True
@@ -97,6 +96,8 @@ def store(sample: Any, rollout: PartialRollout) -> None:
         # Hosts decide by the first sample whether a batch has log-probs; one without a token has none yet.
         sample.rollout_log_probs = sample.rollout_log_probs or []
         sample.loss_mask = sample.loss_mask or []
+    # Last: to other threads, whoever has ended is whole.
+    sample.status = type(sample).Status(rollout.status.value)
 
 
 def rewrite(sample: Any, rollout: PartialRollout, response: str) -> None:
