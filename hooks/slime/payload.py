@@ -51,7 +51,7 @@ def journaled(member: Any, *, goes_back: bool) -> Member:
             del host[name]
         host["metadata"] = {key: value for key, value in host["metadata"].items() if key != RECORD_KEY}
         parts.append((host, found.payload))
-        summaries.append(replace(found.summary, snapshots=_needed(rollout, goes_back=goes_back)))
+        summaries.append(replace(found.summary, snapshots=needed_snapshots(rollout, goes_back=goes_back)))
     return Member(_pickled((isinstance(member, list), parts)), _together(summaries))
 
 
@@ -90,7 +90,7 @@ def _sample(host: dict[str, Any], record: bytes | None, sample_class: Any) -> An
     return sample
 
 
-def _needed(rollout: PartialRollout, *, goes_back: bool) -> tuple[str, ...]:
+def needed_snapshots(rollout: PartialRollout, *, goes_back: bool) -> tuple[str, ...]:
     if rollout.status.finished:
         return ()
     if goes_back:
