@@ -211,9 +211,10 @@ def _check_flags(args: Namespace, policy: Policy) -> None:
         # It hands back what is unfinished whatever the flags say, and cuts nothing off to end a step.
         if args.custom_rollout_log_function_path is None:
             raise ValueError(
-                f"--rollout-function-path {args.rollout_function_path} keeps groups from step to step, and nothing "
-                "would say which of them are trained on: add --custom-rollout-log-function-path "
-                "midstream.hooks.slime.log.log_rollout"
+                f"--rollout-function-path {args.rollout_function_path} may keep groups from step to step, and nothing "
+                "would say which are trained on: add --custom-rollout-log-function-path "
+                "midstream.hooks.slime.log.log_rollout, or set midstream.journal.host_keeps_groups=false if it "
+                "keeps none"
             )
         return
     setting = f"midstream.resume_policy={policy.name}"

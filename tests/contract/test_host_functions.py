@@ -48,7 +48,7 @@ def fully_async_job(run_dir: Path) -> dict[str, Any]:
         "rollout_batch_size": 1,
         "n_samples_per_prompt": MEMBERS,
         "global_batch_size": MEMBERS,
-        "num_rollout": 7,
+        "num_rollout": 6,
         "sglang_server_concurrency": 6,
     }
     # Without isolation, so that the tasks see the files that they wait for.
@@ -58,14 +58,14 @@ def fully_async_job(run_dir: Path) -> dict[str, Any]:
         workload.queued_tasks(run_dir),
         flags=flags,
         layer={"resume_policy": "continue", "environment": environment},
-        rollouts=7,
-        restart_before=[3, 6],
+        rollouts=6,
+        restart_before=[3, 5],
         train_until={0: {"pattern": "ended-*", "count": workload.QUEUED * MEMBERS + 1}},
     )
 
 
 def partial_job(run_dir: Path, generate: str | None) -> dict[str, Any]:
-    """Two groups a step, six launched, by a generate function of the host's own; a restart before every step."""
+    """Two groups a step, six launched, by a generate function of the host's own; a restart before the second."""
     flags = {
         "custom_generate_function_path": generate,
         "rm_type": "random",
@@ -73,7 +73,7 @@ def partial_job(run_dir: Path, generate: str | None) -> dict[str, Any]:
         "over_sampling_batch_size": 6,
         "n_samples_per_prompt": MEMBERS,
         "global_batch_size": 2 * MEMBERS,
-        "num_rollout": 3,
+        "num_rollout": 2,
         "partial_rollout": True,
     }
     tasks = [workload.task(f"f{i}") for i in range(16)]
@@ -82,8 +82,8 @@ def partial_job(run_dir: Path, generate: str | None) -> dict[str, Any]:
         tasks,
         flags=flags,
         layer={"resume_policy": "continue"},
-        rollouts=3,
-        restart_before=[1, 2],
+        rollouts=2,
+        restart_before=[1],
     )
 
 

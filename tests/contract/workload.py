@@ -13,7 +13,7 @@ TURN_TOKENS = 200  # a random word ends a turn once in 128
 LONG_STEPS = 8
 QUEUED = 5
 LONG, UNEVEN = QUEUED, QUEUED + 1  # numbers of groups
-LONG_UNTIL = 5
+LONG_UNTIL = 4
 RESPONSE_TOKENS = 12 * TURN_TOKENS  # a turn without a letter takes no step
 
 LAYER = {
