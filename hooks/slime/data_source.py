@@ -121,6 +121,7 @@ class DataSource:
                     f"{self._args.n_samples_per_prompt}: hand back whole groups"
                 )
         with self._lock:
+            self._begin()
             kept = self._buffer.add(samples)
             self._ledger.buffered(kept)
 
@@ -148,6 +149,7 @@ class DataSource:
                 they were trained on.
         """
         with self._lock:
+            self._begin()
             # First, so that a position never stands without the groups that were taken before it.
             self._ledger.checkpoint(rollout_id)
             self._prompts.save(rollout_id)

@@ -46,6 +46,14 @@ def test_without_a_checkpoint_to_load_nothing_waits(jobs: Jobs) -> None:
     assert jobs.source.get_buffer_length() == 0
 
 
+def test_a_job_that_begins_anew_saves_nothing_of_the_one_before(jobs: Jobs) -> None:
+    source = jobs.start()
+    source.get_samples(1)
+    source.save(0)
+    jobs.start().save(0)
+    assert jobs.start(load=0).get_buffer_length() == 0
+
+
 def test_what_was_handed_to_a_step_after_the_checkpoint_waits_and_what_was_trained_does_not(
     jobs: Jobs,
 ) -> None:
