@@ -144,12 +144,14 @@ def test_what_was_finished_and_not_handed_over_is_trained_as_it_was(result: Resu
 
 @pytest.mark.parametrize("result", ["fully_async"], indirect=True)
 def test_what_ended_beside_a_running_member_waits_with_it(result: Result) -> None:
-    for restart in restarts(result)[:1]:
-        by_group: dict[int, list[str]] = {}
-        for sample in reloaded(result, restart):
-            by_group.setdefault(sample["group_index"], []).append(sample["status"])
-        assert sorted(by_group[workload.UNEVEN]) == ["completed", "pending"]
-        assert by_group[workload.LONG] == ["pending", "pending"]
+    waiting = reloaded(result, restarts(result)[0])
+    ended, running = sorted(
+        (s for s in waiting if s["group_index"] == workload.UNEVEN), key=lambda s: s["status"] in OPEN
+    )
+    assert ended["reward"] is not None and ended["response_length"] == workload.RESPONSE_TOKENS
+    assert (running["status"], running["response_length"]) == ("pending", 0)
+    long = [s for s in waiting if s["group_index"] == workload.LONG]
+    assert [(s["status"], s["response_length"]) for s in long] == [("pending", 0)] * MEMBERS
 
 
 @pytest.mark.parametrize("result", PARTIAL, indirect=True)
