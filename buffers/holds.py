@@ -9,6 +9,8 @@ from midstream.envs.protocol import Snapshot
 class Holds:
     """Counts the records that refer to a snapshot where they are several, as after a fork.
 
+    One thread may ``recheck`` while another releases.
+
     ``in_use`` says by id which snapshots must stay for other reasons, such as the journal's: they are kept
     back until ``recheck`` is told that they are free.
     """
@@ -32,6 +34,9 @@ class Holds:
             del self._others[snapshot.id]
             if self.in_use(snapshot.id):
                 self._kept_back[snapshot.id] = snapshot
+                if not self.in_use(snapshot.id):
+                    # Freed just now, by somebody who did not find it here yet.
+                    free += self.recheck([snapshot.id])
             else:
                 free.append(snapshot)
         return free
@@ -42,4 +47,5 @@ class Holds:
 
     def recheck(self, freed: Iterable[str]) -> list[Snapshot]:
         """Those of the kept back that are no longer in use, now that these have been ``freed``."""
-        return [self._kept_back.pop(key) for key in freed if key in self._kept_back]
+        kept = (self._kept_back.pop(key, None) for key in freed)
+        return [snapshot for snapshot in kept if snapshot is not None]

@@ -16,8 +16,10 @@ Seen = TypeVar("Seen", contravariant=True)
 BY_HOST = "host"
 """Why a group is dropped that the host neither trained on nor gave back: its filters, or an abort."""
 DAMAGED = "damaged"
-# A host that generates beside training may keep what is finished for the step after next.
-_MOST_ABSENCES = 2
+# A host that generates beside training may hand over so many steps ahead of the one that is trained.
+_STEPS_AHEAD = 2
+# Queues of finished groups are shorter than that; who waits for longer may have been given up.
+_MANY_ABSENCES = 32
 
 _logger = logging.getLogger(__name__)
 
@@ -37,12 +39,8 @@ class Groups(Protocol[Seen]):
         """One of its rollouts, for the journal."""
         ...
 
-    def is_at_rest(self, group: Seen, position: int) -> bool:
-        """Whether nobody generates this rollout, or is about to, so that it may be written down."""
-        ...
-
-    def is_finished(self, group: Seen) -> bool:
-        """Whether all of its rollouts have come to their end."""
+    def has_ended(self, group: Seen, position: int) -> bool:
+        """Whether this rollout has come to its end and nobody changes it any more."""
         ...
 
     def free(self, snapshots: Iterable[str]) -> None:
@@ -54,14 +52,20 @@ class Ledger(Generic[Group]):
     """The journal of a host's groups. Threads may use it at once.
 
     What the journal refers to stays in the store: ``is_in_use`` says so to whoever would delete a snapshot.
+
+    ``host_keeps`` says whether groups may stay with the host from one hand-over to the next, finished or not. One
+    that is then not handed over is not given up: it may be next, and nothing but the host's word tells. Where
+    the host keeps nothing, a hand-over ends all groups in flight.
     """
 
-    def __init__(self, journal: Journal, groups: Groups[Group]) -> None:
+    def __init__(self, journal: Journal, groups: Groups[Group], *, host_keeps: bool) -> None:
         self._journal = journal
         self._groups = groups
+        self._host_keeps = host_keeps
         self._lock = threading.RLock()
         self._in_flight: dict[str, Group] = {}
-        self._absences: dict[str, int] = {}  # hand-overs that a group at rest was not part of
+        self._absences: dict[str, int] = {}  # hand-overs that a finished group was not part of
+        self._has_said = False
         self._waiting: set[str] = set()
         self._is_told = False  # of what is handed to training
 
@@ -110,27 +114,29 @@ class Ledger(Generic[Group]):
             self._drop([self._groups.key(group)], reason)
 
     def handed(self, keys: Iterable[str], rollout_id: int) -> None:
-        """These groups are trained on in step ``rollout_id``; the second step before it is over by now.
-
-        A group at rest that was not in the last two hand-overs is one that the host has given up.
-        """
+        """These groups are trained on in step ``rollout_id``; the second step before it is over by now."""
         with self._lock:
             self._is_told = True
-            known = [key for key in keys if key in self._in_flight]
-            self._hand(known, rollout_id)
-            self._free(self._journal.trained(rollout_id - _MOST_ABSENCES))
-            self._drop(self._absent(), BY_HOST)
+            self._hand([key for key in keys if key in self._in_flight], rollout_id)
+            self._free(self._journal.trained(rollout_id - _STEPS_AHEAD))
 
     def checkpoint(self, rollout_id: int) -> None:
-        """Mark this moment as that of the host's checkpoint ``rollout_id``; that step is over."""
+        """Mark this moment as that of the host's checkpoint ``rollout_id``; that step is over.
+
+        Of the groups in flight, rollouts that have ended are written down; others may be changing at this moment,
+        and stay as they were taken.
+
+        Raises:
+            OwnershipError: nobody has said what is trained on, and the host keeps groups, so that one cannot tell.
+        """
         with self._lock:
             if not self._is_told:
                 self._guess_hand_over(rollout_id)
             self._free(self._journal.trained(rollout_id))
             for key, group in self._in_flight.items():
-                at_rest = [p for p in range(self._groups.size(group)) if self._groups.is_at_rest(group, p)]
-                if at_rest:
-                    members = {position: self._groups.member(group, position) for position in at_rest}
+                ended = self._ended(group)
+                if ended:
+                    members = {position: self._groups.member(group, position) for position in ended}
                     self._free(self._journal.updated(key, members))
             self._free(self._journal.checkpoint(rollout_id))
 
@@ -180,23 +186,49 @@ class Ledger(Generic[Group]):
         self._journal.handed(keys, rollout_id)
         for key in keys:
             self._leave(key)
+        if self._host_keeps:
+            self._note_absent()
+        else:
+            self._drop(list(self._in_flight), BY_HOST)
 
     def _guess_hand_over(self, rollout_id: int) -> None:
-        finished = [key for key, group in self._in_flight.items() if self._groups.is_finished(group)]
-        if finished:
-            _logger.warning(
-                "%d groups are finished and nobody said which were trained on: all count as trained in step %d; "
-                "have midstream.hooks.slime.log.log_rollout called with what is trained on",
-                len(finished),
-                rollout_id,
+        finished = [key for key, group in self._in_flight.items() if self._is_finished(group)]
+        if not finished:
+            return
+        told = "have midstream.hooks.slime.log.log_rollout called with what is trained on"
+        if self._host_keeps:
+            raise OwnershipError(
+                f"{len(finished)} groups are finished, and nobody said which of them were trained on: {told}"
             )
+        _logger.warning(
+            "%d groups are finished and nobody said which were trained on: all count as trained in step %d; %s",
+            len(finished),
+            rollout_id,
+            told,
+        )
         self._hand(finished, rollout_id)
 
-    def _absent(self) -> list[str]:
+    def _note_absent(self) -> None:
         for key, group in self._in_flight.items():
-            if all(self._groups.is_at_rest(group, position) for position in range(self._groups.size(group))):
+            if self._is_finished(group):
                 self._absences[key] = self._absences.get(key, 0) + 1
-        return [key for key, absences in self._absences.items() if absences >= _MOST_ABSENCES]
+        forgotten = sum(absences >= _MANY_ABSENCES for absences in self._absences.values())
+        if forgotten and not self._has_said:
+            self._has_said = True
+            _logger.warning(
+                "%d groups have been finished for %d steps and were not trained on. They stay in memory, and wait "
+                "after a restart. If the rollout function has dropped them, let it call "
+                "data_source.drop_samples(groups), or, if it keeps no group from one step to the next, set "
+                "midstream.journal.host_keeps_groups=false",
+                forgotten,
+                _MANY_ABSENCES,
+            )
+
+    def _ended(self, group: Group) -> list[int]:
+        return [p for p in range(self._groups.size(group)) if self._groups.has_ended(group, p)]
+
+    def _is_finished(self, group: Group) -> bool:
+        return len(self._ended(group)) == self._groups.size(group)
 
     def _drop(self, keys: Sequence[str], reason: str) -> None:
         if keys:

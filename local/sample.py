@@ -18,7 +18,14 @@ class LocalHost(Host):
 
 
 register(
-    LocalHost("midstream.local", state="rollout", samples="sample", prompts="prompts", filters="rollout")
+    LocalHost(
+        "midstream.local",
+        state="rollout",
+        samples="sample",
+        prompts="prompts",
+        filters="rollout",
+        stepwise="rollout.generate_rollout",
+    )
 )
 
 

@@ -110,6 +110,9 @@ class JournalConfig(Section):
 
     keep_checkpoints: int = Field(default=3, ge=2)
     """The host can go back to so many of its newest checkpoints with the buffer as it was; what they need stays."""
+    host_keeps_groups: bool | None = None
+    """Whether the rollout function keeps groups from one step to the next outside the buffer; null: only the host's
+    default one is known not to."""
 
 
 def bound_problems(policy: str, policies: PoliciesConfig, bounds: BoundsConfig) -> Iterator[Problem]:

@@ -17,7 +17,13 @@ from midstream.envs.protocol import EnvironmentFactory
 from midstream.hooks.slime.groups import SlimeGroups
 from midstream.hooks.slime.payload import restored
 from midstream.hooks.slime.sample import Group
-from midstream.hooks.slime.settings import abandoned_of, holds_of, layer_of, policy_of
+from midstream.hooks.slime.settings import (
+    abandoned_of,
+    holds_of,
+    host_keeps_groups,
+    layer_of,
+    policy_of,
+)
 
 # A job that was killed may take a moment to be gone.
 _PATIENCE_S = 10.0
@@ -43,7 +49,7 @@ def open_ledger(args: Namespace) -> Ledger[Group]:
     groups = SlimeGroups(
         goes_back=policy_of(args).goes_back, free=lambda freed: abandoned.extend(holds.recheck(freed))
     )
-    ledger = Ledger(_opened(layer_of(args)), groups)
+    ledger = Ledger(_opened(layer_of(args)), groups, host_keeps=host_keeps_groups(args))
     holds.in_use = ledger.is_in_use
     return ledger
 

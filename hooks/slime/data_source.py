@@ -1,12 +1,16 @@
 """``--data-source-path midstream.hooks.slime.data_source.DataSource``"""
 
+import threading
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any
 
+from midstream.buffers.ledger import BY_HOST
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
+from midstream.envs.protocol import Snapshot
 from midstream.hooks.slime.buffer import adopt_snapshots, open_ledger, restored_groups
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
@@ -17,6 +21,7 @@ from midstream.hooks.slime.settings import (
     engine_of,
     environments_of,
     holds_of,
+    host_keeps_groups,
     keep_ledger,
     layer_of,
     policy_of,
@@ -31,7 +36,7 @@ class DataSource:
     resume policy's choice, within the bounds. The host's ``--buffer-filter-path`` chooses which waiting
     groups go first. Who owns a group is in the journal of the run directory, where ``save`` marks a checkpoint
     and ``load`` returns to it, so that a restart loses no prompt and trains on none twice. ``counters`` are
-    those of the process.
+    those of the process. Threads may use it at once, as a host does that generates beside training.
     """
 
     def __init__(self, args: Namespace) -> None:
@@ -55,7 +60,7 @@ class DataSource:
             begun=has_begun,
             select=self._select(),
             tally=self.counters,
-            abandon=lambda snapshots: abandoned_of(args).extend(holds_of(args).release(snapshots)),
+            abandon=self._abandon,
             dropped=self._note_dropped,
             share=lambda snapshots: holds_of(args).share(snapshots),
             expect=lambda group, decide: measurements_of(args).expect(args, group, decide),
@@ -63,6 +68,8 @@ class DataSource:
         self._ledger = open_ledger(args)
         keep_ledger(args, self._ledger)
         self._has_begun = False
+        # The prompts and the buffer have none of their own, and a checkpoint is of both at one moment.
+        self._lock = threading.RLock()
 
     @property
     def dataset(self) -> Any:
@@ -83,8 +90,9 @@ class DataSource:
 
     def waiting(self) -> list[PartialRollout]:
         """The rollouts that wait to go on, those that have begun."""
-        samples = (sample for group in self.waiting_groups for sample in samples_of(group))
-        return [rollout for sample in samples if (rollout := recorded_rollout(sample)) is not None]
+        with self._lock:
+            samples = [sample for group in self.waiting_groups for sample in samples_of(group)]
+            return [rollout for sample in samples if (rollout := recorded_rollout(sample)) is not None]
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """Return ``num_samples`` groups: those that wait first, then new prompts.
@@ -94,12 +102,13 @@ class DataSource:
         Raises:
             JournalError: the journal cannot be written, or a new group is there already.
         """
-        self._begin()
-        groups = self._buffer.take(num_samples, engine_of(self._args).version)
-        new = self._prompts.get_samples(num_samples - len(groups)) if len(groups) < num_samples else []
-        self._ledger.check_new(new)
-        self._ledger.taken(groups + new)
-        return groups + new
+        with self._lock:
+            self._begin()
+            groups = self._buffer.take(num_samples, engine_of(self._args).version)
+            new = self._prompts.get_samples(num_samples - len(groups)) if len(groups) < num_samples else []
+            self._ledger.check_new(new)
+            self._ledger.taken(groups + new)
+            return groups + new
 
     def add_samples(self, samples: list[Group]) -> None:
         """Take back groups that the host did not train on.
@@ -114,14 +123,39 @@ class DataSource:
                     f"a group of {len(group)} came back, expected n_samples_per_prompt="
                     f"{self._args.n_samples_per_prompt}: hand back whole groups"
                 )
-        kept = self._buffer.add(samples)
-        self._ledger.buffered(kept)
+        with self._lock:
+            self._begin()
+            kept = self._buffer.add(samples)
+            self._ledger.buffered(kept)
+
+    def drop_samples(self, samples: list[Group]) -> None:
+        """Note that groups which were handed out are given up: neither trained on nor handed back.
+
+        For rollout functions that keep groups from one step to the next and drop some; slime's own need not say it.
+
+        Raises:
+            JournalError: the journal cannot be written, or a group is not in flight.
+        """
+        with self._lock:
+            for group in samples:
+                self._ledger.dropped(group, BY_HOST)
+                rollouts = (rollout for member in self._members(group) for rollout in member.rollouts)
+                # Those that have ended have given up theirs.
+                left = (rollout.snapshots.values() for rollout in rollouts if not rollout.status.finished)
+                self._abandon(snapshot for snapshots in left for snapshot in snapshots)
 
     def save(self, rollout_id: int) -> None:
-        """Save the host's state under ``args.save``, and mark the journal's as the one that belongs to it."""
-        # First, so that a position never stands without the groups that were taken before it.
-        self._ledger.checkpoint(rollout_id)
-        self._prompts.save(rollout_id)
+        """Save the host's state under ``args.save``, and mark the journal's as the one that belongs to it.
+
+        Raises:
+            JournalError: the journal cannot be written, or groups are finished of which nobody has said whether
+                they were trained on.
+        """
+        with self._lock:
+            self._begin()
+            # First, so that a position never stands without the groups that were taken before it.
+            self._ledger.checkpoint(rollout_id)
+            self._prompts.save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
         """Go on from what ``save(rollout_id)`` left: the host's state under ``args.load``, the buffer as it was.
@@ -130,8 +164,9 @@ class DataSource:
             JournalError: the journal has no checkpoint of that name, but others.
             SnapshotMissing: not one of the snapshots that the buffer needs is in the store.
         """
-        self._prompts.load(rollout_id)
-        self._restore(rollout_id if self._args.load is not None else None)
+        with self._lock:
+            self._prompts.load(rollout_id)
+            self._restore(rollout_id if self._args.load is not None else None)
 
     def close(self) -> None:
         """Let go of the run directory; the groups that wait stay in its journal."""
@@ -153,6 +188,9 @@ class DataSource:
         versions = [span.version for rollout in self.waiting() for span in rollout.spans]
         if versions:
             engine_of(self._args).go_on_after(max(versions))
+
+    def _abandon(self, snapshots: Iterable[Snapshot]) -> None:
+        abandoned_of(self._args).extend(holds_of(self._args).release(snapshots))
 
     def _note_dropped(self, group: Group, reason: str) -> None:
         self._ledger.dropped(group, reason)
@@ -176,7 +214,17 @@ class DataSource:
 
 
 def _check_flags(args: Namespace, policy: Policy) -> None:
-    """Raise ValueError where the host's flags would make the policy do something else than it says."""
+    """Raise ValueError where the host's flags would make the layer do something else than it says."""
+    if host_keeps_groups(args):
+        # It hands back what is unfinished whatever the flags say, and cuts nothing off to end a step.
+        if args.custom_rollout_log_function_path is None:
+            raise ValueError(
+                f"--rollout-function-path {args.rollout_function_path} may keep groups from step to step, and nothing "
+                "would say which are trained on: add --custom-rollout-log-function-path "
+                "midstream.hooks.slime.log.log_rollout, or set midstream.journal.host_keeps_groups=false if it "
+                "keeps none"
+            )
+        return
     setting = f"midstream.resume_policy={policy.name}"
     if policy.cut_off in (CutOff.EMPTIED, CutOff.KEPT) and not args.partial_rollout:
         raise ValueError(f"{setting} needs --partial-rollout: without it the host drops what is unfinished")

@@ -29,13 +29,12 @@ class SlimeGroups:
         """One member with the record that its sample carries."""
         return journaled(group[position], goes_back=self._goes_back)
 
-    def is_at_rest(self, group: Group, position: int) -> bool:
-        """Whether it was cut off, or has ended with all that a host asks of an ended sample."""
-        return all(_is_at_rest(sample) for sample in samples_of([group[position]]))
+    def has_ended(self, group: Group, position: int) -> bool:
+        """Whether a member has all that a host asks of an ended sample.
 
-    def is_finished(self, group: Group) -> bool:
-        """Whether no member goes on."""
-        return all(sample.status.value not in _UNFINISHED for sample in samples_of(group))
+        One that is ``aborted`` may have been cut off, or be generated further at this moment.
+        """
+        return all(_has_ended(sample) for sample in samples_of([group[position]]))
 
 
 def key_of(sample: Any) -> str:
@@ -52,7 +51,7 @@ def key_of(sample: Any) -> str:
     return str(sample.group_index)
 
 
-def _is_at_rest(sample: Any) -> bool:
+def _has_ended(sample: Any) -> bool:
     status = sample.status.value
-    # A reward that the host itself computes comes after the status.
-    return status in ("aborted", "failed") or (status != "pending" and sample.reward is not None)
+    # A host's own functions set the status before the reward, and at the end of each turn.
+    return status == "failed" or (status not in _UNFINISHED and sample.reward is not None)

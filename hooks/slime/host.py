@@ -37,6 +37,8 @@ class Host:
     samples: str = "utils.types"  # Sample
     prompts: str = "rollout.data_source"  # RolloutDataSource(args)
     filters: str = "rollout.filter_hub.base_types"  # DynamicFilterOutput
+    # The rollout function that has given back or given up, when it returns, all groups that it took.
+    stepwise: str = "rollout.sglang_rollout.generate_rollout"
 
     def load(self, room: str, name: str) -> Any:
         """Return attribute ``name`` of the host's module for ``room`` (a field of this class)."""
@@ -53,6 +55,15 @@ _hosts = {name: Host(name) for name in _FAMILY}
 def register(host: Host) -> None:
     """Make a job of slime's shape known, so that the hooks find its parts."""
     _hosts[host.package] = host
+
+
+def is_stepwise(args: Namespace) -> bool:
+    """Whether the rollout function is known to keep no group from one call to the next.
+
+    A host's own default is; any other may keep finished groups, and unfinished ones, for a later step.
+    """
+    host = running_host(args)
+    return bool(args.rollout_function_path == f"{host.package}.{host.stepwise}")
 
 
 def host_of(sample: Any) -> Host:

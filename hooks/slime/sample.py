@@ -91,7 +91,6 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     if sample.tokens != rollout.prompt_tokens + rollout.tokens:
         raise RecordError(f"sample {sample.index}: its tokens differ from the record's")
     sample.metadata[RECORD_KEY] = rollout.to_json(without=_IN_SAMPLE)
-    sample.status = type(sample).Status(rollout.status.value)
     sample.reward = rollout.reward
     if rollout.status is Status.FAILED:
         sample.remove_sample = True
@@ -99,6 +98,8 @@ def store(sample: Any, rollout: PartialRollout) -> None:
         # Hosts decide by the first sample whether a batch has log-probs; one without a token has none yet.
         sample.rollout_log_probs = sample.rollout_log_probs or []
         sample.loss_mask = sample.loss_mask or []
+    # Last: to other threads, whoever has ended is whole.
+    sample.status = type(sample).Status(rollout.status.value)
 
 
 def rewrite(sample: Any, rollout: PartialRollout, response: str, source: Any = None) -> None:

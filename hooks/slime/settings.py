@@ -13,6 +13,7 @@ from midstream.conf.compose import layer_config
 from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.engine import Engine
+from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
 
 _ledgers: dict[str, Ledger[Group]] = {}
@@ -53,6 +54,12 @@ def holds_of(args: Namespace) -> Holds:
 def ledger_of(args: Namespace) -> Ledger[Group] | None:
     """The ledger that the data source of this process keeps; None where it keeps none."""
     return _ledgers.get(_settings_of(args))
+
+
+def host_keeps_groups(args: Namespace) -> bool:
+    """Whether groups may stay with the rollout function from one step to the next, outside the buffer."""
+    said = layer_of(args).journal.host_keeps_groups
+    return not is_stepwise(args) if said is None else said
 
 
 def keep_ledger(args: Namespace, ledger: Ledger[Group] | None) -> None:

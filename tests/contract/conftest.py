@@ -75,6 +75,7 @@ def job(
         "flags": HOOKS | _data_flags(workload.write(tasks, run_dir / "tasks.jsonl")) | flags,
         "midstream": {"run_dir": str(run_dir / "midstream"), **workload.LAYER, **layer},
         "restart_before": [],
+        "train_until": {},
         "data_parallel_size": 2,
         "run_dir": str(run_dir),
         **settings,

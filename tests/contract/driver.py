@@ -14,6 +14,8 @@ Settings:
         midstream: the layer's settings, which the host reads from its custom config
         rollouts: how many
         restart_before: ids of rollouts before which the manager is saved, killed and loaded anew
+        train_until: for a rollout's id, as text, `pattern` and `count`: as long as less files in `run_dir` match,
+            the trainer is busy with it, and a host that generates meanwhile goes on
         data_parallel_size: ranks among which the batch is split
         run_dir: folder for everything that is written; its file `rollout_id` names the rollout that runs,
             `host.log` has what the host's processes logged meanwhile
@@ -24,6 +26,7 @@ import contextlib
 import json
 import sys
 import tempfile
+import time
 import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator
@@ -36,6 +39,7 @@ import torch
 from host_args import parse_host_args
 from router import router_before
 
+from midstream.buffers.journal.status import status_of
 from midstream.local.engine.shims import declare_torchvision_operators
 
 _SAMPLE_FIELDS = (
@@ -54,6 +58,7 @@ _SAMPLE_FIELDS = (
 )
 _OBJECT_STORE_BYTES = 100 * 2**20
 _LOGICAL_CPUS = 4  # the manager and its lock each reserve one
+_POLL_S = 0.1
 
 
 class Job:
@@ -74,21 +79,27 @@ class Job:
         parts = ray.get(self._manager.generate.remote(rollout_id))
         dump = self._args.save_debug_rollout_data.format(rollout_id=rollout_id)
         samples = torch.load(dump, weights_only=False)["samples"]
+        self._train(rollout_id)
         return {
             "weight_version": version,
-            "samples": [{name: sample[name] for name in _SAMPLE_FIELDS} for sample in samples],
+            "samples": [_fields(sample) for sample in samples],
             "ranks": [ray.get(part.inner) for part in parts],
             "waiting": ray.get(self._manager.__ray_call__.remote(_waiting)),
         }
 
     def restart(self, rollout_id: int) -> dict[str, Any]:
-        """Save after `rollout_id`, kill the manager and load another; returns what waits in that one."""
+        """Save after `rollout_id`, kill the manager and load another.
+
+        Returns what waits in that one, and how many groups have been dropped since the job's start.
+        """
         ray.get(self._manager.save.remote(rollout_id))
         ray.kill(self._manager)
         self._args.load = self._args.save
         self._manager = self._start_manager()
         ray.get(self._manager.load.remote(rollout_id))
-        return ray.get(self._manager.__ray_call__.remote(_waiting))
+        journal = status_of(Path(self._settings["midstream"]["run_dir"]) / "buffer")
+        dropped = {reason: total.groups for reason, total in journal.dropped.items()}
+        return {**ray.get(self._manager.__ray_call__.remote(_waiting)), "dropped": dropped}
 
     def end(self) -> None:
         """Kill the manager, so that another job has its place."""
@@ -102,6 +113,12 @@ class Job:
         layout = {"dp_size": ranks, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
         ray.get(manager.set_train_parallel_config.remote(layout))
         return manager
+
+    def _train(self, rollout_id: int) -> None:
+        until = self._settings["train_until"].get(str(rollout_id))
+        run_dir = Path(self._settings["run_dir"])
+        while until is not None and len(list(run_dir.glob(until["pattern"]))) < until["count"]:
+            time.sleep(_POLL_S)
 
     def _load_weights(self, version: str) -> None:
         body = json.dumps({"model_path": self._args.hf_checkpoint, "weight_version": version}).encode()
@@ -119,12 +136,22 @@ class Job:
 
 
 def _waiting(manager: Any) -> dict[str, Any]:
-    """What lies in the buffer of our data source. Runs in the manager's process."""
+    """What lies in the buffer of our data source, and how many groups the host's prompts have given out.
+
+    Runs in the manager's process.
+    """
     source = manager.data_source
     return {
         "groups": source.get_buffer_length(),
         "rollouts": [rollout.to_json() for rollout in source.waiting()],
+        "samples": [_fields(sample.to_dict()) for group in source.waiting_groups for sample in group],
+        "given_out": source._prompts.sample_group_index,
     }
+
+
+def _fields(sample: dict[str, Any]) -> dict[str, Any]:
+    """What the tests see of a sample."""
+    return {name: sample[name] for name in _SAMPLE_FIELDS}
 
 
 class WorkerLogs:

@@ -11,6 +11,9 @@ from typing import Any
 
 TURN_TOKENS = 200  # a random word ends a turn once in 128
 LONG_STEPS = 8
+QUEUED = 5
+LONG, UNEVEN = QUEUED, QUEUED + 1  # numbers of groups
+LONG_UNTIL = 4
 RESPONSE_TOKENS = 12 * TURN_TOKENS  # a turn without a letter takes no step
 
 LAYER = {
@@ -76,6 +79,21 @@ def cut_off_tasks(run_dir: Path) -> list[dict[str, Any]]:
         *(task(f"f{i}", when_called=waits_for(2)) for i in (6, 7, 8)),
         *(task(f"f{i}", when_called=waits_for(3)) for i in (9, 10, 11)),
     ]
+
+
+def queued_tasks(run_dir: Path) -> list[dict[str, Any]]:
+    """The first QUEUED groups end as soon as they can, and leave a file ``ended-*`` in ``run_dir`` for each member.
+
+    Both members of LONG wait for rollout LONG_UNTIL; of UNEVEN one ends like the first groups do, and one waits. The
+    rest ends as soon as it can.
+    """
+    leave_word = f"mktemp {run_dir}/ended-XXXXXX"
+    wait = f"until (($(<{run_dir / 'rollout_id'}) >= {LONG_UNTIL})); do sleep 0.05; done"
+    one_waits = f"if mkdir {run_dir / 'one-ends'}; then : >mine; else {wait}; fi"
+    tasks = [task(f"f{i}", eval_cmd=leave_word) for i in range(QUEUED)]
+    tasks += [task(f"f{LONG}", when_called=wait)]
+    tasks += [task(f"f{UNEVEN}", when_called=one_waits, eval_cmd=f"test ! -e mine || {leave_word}")]
+    return tasks + [task(f"f{i}") for i in range(len(tasks), 4 * QUEUED)]
 
 
 def uneven_tasks() -> list[dict[str, Any]]:

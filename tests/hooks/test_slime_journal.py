@@ -4,9 +4,6 @@ import asyncio
 import json
 import threading
 from argparse import Namespace
-from collections.abc import Collection, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,94 +12,12 @@ from midstream.buffers.journal.status import status_of
 from midstream.envs.errors import SnapshotMissing
 from midstream.hooks.slime import buffer
 from midstream.hooks.slime.data_source import DataSource
-from midstream.hooks.slime.log import log_rollout
-from midstream.hooks.slime.sample import recorded_rollout, store
+from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, holds_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
+from tests.hooks.jobs import Jobs, end, numbers, streamed
 from tests.hooks.played import play
-from tests.hooks.scripted import NumberEnvironments, ScriptedEngine
-
-TASKS = 6
-MEMBERS = 2
-
-
-class Environments(NumberEnvironments):
-    """What the job's settings name, with a store that holds what a test says."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.needed: Collection[str] = ()
-        self.missing: frozenset[str] = frozenset()
-
-    def adopt(self, needed: Collection[str]) -> frozenset[str]:
-        self.needed = needed
-        return self.missing
-
-
-class Jobs:
-    """One job after another on one run directory."""
-
-    def __init__(self, folder: Path) -> None:
-        task = {"prompt": "7", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-        self.run_dir = folder / "run"
-        self.args = host_args(
-            folder,
-            [task | {"label": str(number)} for number in range(TASKS)],
-            save=str(folder / "checkpoint"),
-            load=str(folder / "checkpoint"),
-            midstream={
-                "run_dir": str(self.run_dir),
-                "resume_policy": "continue",
-                "environment": {"factory": f"{__name__}:Environments"},
-            },
-        )
-        self.source: DataSource | None = None
-
-    def start(self, load: int | None = None) -> DataSource:
-        """A job; the one before is dead."""
-        self.end()
-        self.source = DataSource(self.args)
-        if load is not None:
-            self.source.load(load)
-        return self.source
-
-    def end(self) -> None:
-        if self.source is not None:
-            self.source.close()
-
-    def position(self, rollout_id: int) -> None:
-        """A state of the host's own prompts, at their beginning."""
-        path = Path(self.args.load) / "rollout" / f"prompts_{rollout_id}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"taken": 0}')
-
-    def train(self, rollout_id: int, *groups: list[Any]) -> None:
-        """What the host says of the groups that it hands to its trainer."""
-        samples = [
-            s
-            for group in groups
-            for member in group
-            for s in (member if isinstance(member, list) else [member])
-        ]
-        log_rollout(rollout_id, self.args, samples, None, 1.0)
-
-
-@pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    found = Jobs(tmp_path)
-    yield found
-    found.end()
-
-
-def numbers(groups: list[list[Any]]) -> list[int]:
-    return [next(iter(group)).group_index for group in groups]
-
-
-def end(sample: Sample, reward: float = 1.0) -> None:
-    rollout = play(sample, (3, ""))
-    rollout.status, rollout.reward = type(rollout.status).COMPLETED, reward
-    store(sample, rollout)
+from tests.hooks.scripted import ScriptedEngine
 
 
 def test_what_waited_waits_again_as_it_was(jobs: Jobs) -> None:
@@ -131,16 +46,23 @@ def test_without_a_checkpoint_to_load_nothing_waits(jobs: Jobs) -> None:
     assert jobs.source.get_buffer_length() == 0
 
 
+def test_a_job_that_begins_anew_saves_nothing_of_the_one_before(jobs: Jobs) -> None:
+    source = jobs.start()
+    source.get_samples(1)
+    source.save(0)
+    jobs.start().save(0)
+    assert jobs.start(load=0).get_buffer_length() == 0
+
+
 def test_what_was_handed_to_a_step_after_the_checkpoint_waits_and_what_was_trained_does_not(
     jobs: Jobs,
 ) -> None:
     source = jobs.start()
-    groups = source.get_samples(2)
-    for group in groups:
+    for rollout_id in (0, 1):  # a host that generates ahead hands over before the step before is saved
+        [group] = source.get_samples(1)
         for sample in group:
             end(sample)
-    jobs.train(0, groups[0])
-    jobs.train(1, groups[1])  # a host that generates ahead hands over before the step before is saved
+        jobs.train(rollout_id, group)
     source.save(0)
     assert numbers(jobs.start(load=0).waiting_groups) == [1]
     assert status_of(jobs.run_dir / "buffer").trained.groups == 1
@@ -217,19 +139,19 @@ def test_what_cannot_be_written_down_is_left_out_and_said(
 
 
 def test_what_the_host_gives_up_leaves_the_journal(jobs: Jobs) -> None:
+    """A host that keeps nothing between its steps has given up all that it neither trains on nor gives back."""
     source = jobs.start()
-    filtered, cut, trained, running = source.get_samples(4)
+    filtered, cut, _, trained, back = source.get_samples(5)
     for sample in [*filtered, *trained]:
         end(sample)
     for sample in cut:
         play(sample, (3, ""))
+    source.add_samples([back])
     jobs.train(0, trained)
-    assert status_of(jobs.run_dir / "buffer").taken.groups == 3, "a host may keep finished groups for a while"
-    jobs.train(1)
     status = status_of(jobs.run_dir / "buffer")
-    assert (status.taken.groups, status.dropped["host"].groups) == (1, 2)
-    source.save(1)
-    assert numbers(jobs.start(load=1).waiting_groups) == [running[0].group_index]
+    assert (status.taken.groups, status.dropped["host"].groups) == (0, 3)
+    source.save(0)
+    assert numbers(jobs.start(load=0).waiting_groups) == [4]
 
 
 def test_what_ended_beside_a_running_member_is_not_lost(jobs: Jobs) -> None:
@@ -403,14 +325,6 @@ async def _opens(args: Namespace) -> bool:
     source = DataSource(args)
     source.close()
     return True
-
-
-def streamed(sample: Sample, status: Sample.Status = Sample.Status.ABORTED) -> None:
-    """What a generate function of the host's own leaves: two tokens of the model around one of a tool."""
-    sample.tokens = [13, 1, 9, 1]
-    sample.response, sample.response_length = "add obs add", 3
-    sample.loss_mask, sample.rollout_log_probs = [1, 0, 1], [-0.5, 0.0, -0.25]
-    sample.weight_versions, sample.status = ["4"], status
 
 
 def test_samples_of_the_hosts_own_generate_outlast_a_restart(jobs: Jobs) -> None:

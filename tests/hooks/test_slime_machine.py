@@ -60,16 +60,16 @@ class Checkpoint:
 
     def __init__(self, machine: "AnyHost") -> None:
         self.position = machine.position
-        self.groups = {
-            key: as_restored(group, machine.as_taken[key]) for key, group in machine.open().items()
-        }
+        waiting = {key_of(group): [frozen(sample) for sample in group] for group in machine.waiting()}
+        running = machine.running.items()
+        self.groups = waiting | {key: as_restored(group, machine.as_taken[key]) for key, group in running}
         self.trained = set(machine.trained)
         self.dropped = set(machine.dropped)
 
 
 class AnyHost(RuleBasedStateMachine):
-    """Groups are ``running`` (in flight), ``trained``, ``dropped`` (by the policy) or ``filtered`` (by the host, which
-    says nothing); the data source has the others."""
+    """Groups are ``running`` (in flight), ``trained`` or ``dropped`` (by the policy, or by the host); the data source
+    has the others. A host that keeps groups says which it drops, one that does not has dropped all at a step's end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +85,9 @@ class AnyHost(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         token=st.none() | st.integers(1, 4),
         beyond=st.sampled_from(["restart", "drop"]),
+        keeps=st.booleans(),
     )
-    def begin(self, policy: str, token: int | None, beyond: str) -> None:
+    def begin(self, policy: str, token: int | None, beyond: str, keeps: bool) -> None:
         in_store.clear()
         task = {"prompt": "7", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
         self.args: Namespace = host_args(
@@ -95,18 +96,19 @@ class AnyHost(RuleBasedStateMachine):
             n_samples_per_prompt=MEMBERS,
             save=str(self.folder / "checkpoint"),
             load=str(self.folder / "checkpoint"),
+            custom_rollout_log_function_path="midstream.hooks.slime.log.log_rollout",
             midstream={
                 "run_dir": str(self.folder / "run"),
                 "resume_policy": policy,
                 "policies": {"rewind": {"max_lag": 2}},
                 "bounds": {"token": token, "trajectory": None, "environment": None, "beyond": beyond},
-                "journal": {"keep_checkpoints": KEEP},
+                "journal": {"keep_checkpoints": KEEP, "host_keeps_groups": keeps},
                 "environment": {"factory": f"{__name__}:Environments"},
             },
         )
+        self.keeps = keeps
         self.checkpoints: dict[int, Checkpoint] = {}
         self.running: dict[str, list[Any]] = {}
-        self.filtered: dict[str, list[Any]] = {}
         self.as_taken: dict[str, list[dict[str, Any]]] = {}
         self.trained: set[str] = set()
         self.dropped: set[str] = set()
@@ -116,13 +118,9 @@ class AnyHost(RuleBasedStateMachine):
         self.snapshots = 0
         self.source = DataSource(self.args)
 
-    def open(self) -> dict[str, list[Any]]:
-        """All groups that are not done, by key."""
+    def waiting(self) -> list[list[Any]]:
         assert self.source is not None
-        waiting = {key_of(group): group for group in self.source.waiting_groups}
-        for key, group in waiting.items():
-            self.as_taken.setdefault(key, [sample.to_dict() for sample in group])
-        return waiting | self.running | self.filtered
+        return self.source.waiting_groups
 
     @rule(count=st.integers(1, 3))
     def take(self, count: int) -> None:
@@ -194,27 +192,37 @@ class AnyHost(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Some finished groups are trained on, some are filtered; what ended is the host's to keep or to lose."""
-        finished = [
-            key for key, group in self.running.items() if all(s.status.value not in OPEN for s in group)
-        ]
+        """Some finished groups are trained on; the others stay with a host that keeps them, and are lost by others."""
+        finished = self.finished()
         trained = data.draw(st.sets(st.sampled_from(finished))) if finished else set()
-        filtered = data.draw(st.sets(st.sampled_from(finished))) - trained if finished else set()
         samples = [s for key in trained for s in samples_of(self.running[key])]
         log_rollout(self.rollout_id, self.args, samples, None, 1.0)
         for key in trained:
             del self.running[key]
-        self.filtered |= {key: self.running.pop(key) for key in filtered}
         self.trained |= trained
+        if not self.keeps:
+            self.dropped |= self.running.keys()
+            self.running = {}
         self.rollout_id += 1
         self.version += 1
         settings.engine_of(self.args).version = self.version
         self.give_up()
 
+    @precondition(lambda self: self.keeps and self.finished())
+    @rule(data=st.data())
+    def filter(self, data: st.DataObject) -> None:
+        """A host that keeps groups drops one, and says so."""
+        key = data.draw(st.sampled_from(self.finished()))
+        self.source.drop_samples([self.running.pop(key)])
+        self.dropped.add(key)
+        self.give_up()
+
+    def finished(self) -> list[str]:
+        return [key for key, group in self.running.items() if all(s.status.value not in OPEN for s in group)]
+
     @precondition(lambda self: self.rollout_id > max(self.checkpoints, default=-1) + 1)
     @rule()
     def save(self) -> None:
-        self.settle_filtered()
         self.source.save(self.rollout_id - 1)
         self.checkpoints[self.rollout_id - 1] = Checkpoint(self)
         for old in sorted(self.checkpoints)[:-KEEP]:
@@ -245,21 +253,11 @@ class AnyHost(RuleBasedStateMachine):
             self.trained, self.dropped = set(checkpoint.trained), set(checkpoint.dropped)
             expected = checkpoint.groups
         self.checkpoints = {k: v for k, v in self.checkpoints.items() if chosen is not None and k <= chosen}
-        self.running, self.filtered = {}, {}
+        self.running = {}
         found = {key_of(group): [frozen(sample) for sample in group] for group in self.source.waiting_groups}
         assert found == expected
-        self.as_taken = dict(found)
         self.version += 1
         settings.engine_of(self.args).version = self.version
-
-    def settle_filtered(self) -> None:
-        """Forget what the ledger has found out to be given up."""
-        taken = status_of(self.folder / "run" / "buffer").taken.groups
-        if taken < len(self.running) + len(self.filtered):
-            known = self.source._ledger._in_flight
-            gone = [key for key in self.filtered if key not in known]
-            self.dropped |= set(gone)
-            self.filtered = {key: group for key, group in self.filtered.items() if key in known}
 
     def give_up(self) -> None:
         """What generate does with abandoned snapshots before it plays."""
@@ -274,9 +272,8 @@ class AnyHost(RuleBasedStateMachine):
     def every_prompt_is_in_one_place(self) -> None:
         if self.source is None:
             return
-        self.settle_filtered()
         waiting = [key_of(group) for group in self.source.waiting_groups]
-        places = [waiting, self.running, self.filtered, self.trained, self.dropped]
+        places = [waiting, self.running, self.trained, self.dropped]
         keys = [key for place in places for key in place]
         assert sorted(keys) == sorted(str(number) for number in range(self.position))
 
@@ -286,7 +283,7 @@ class AnyHost(RuleBasedStateMachine):
             return
         status = status_of(self.folder / "run" / "buffer")
         assert status.buffered.groups == self.source.get_buffer_length()
-        assert status.taken.groups == len(self.running) + len(self.filtered)
+        assert status.taken.groups == len(self.running)
         assert set(status.dropped) <= {BY_HOST, "cut_off", "policy", "token_lag"}
 
     @invariant()
@@ -310,9 +307,9 @@ def frozen(sample: Sample) -> dict[str, Any]:
 
 
 def as_restored(group: list[Any], as_taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a restart makes of a group: members at rest as they are, others as they were handed out."""
+    """What a restart makes of a group: members that have ended as they are, others as they were handed out last."""
     return [
-        before if sample.status.value == "pending" else frozen(sample)
+        before if sample.status.value in OPEN else frozen(sample)
         for sample, before in zip(group, as_taken, strict=True)
     ]
 
