@@ -46,11 +46,16 @@ ABORTED_BEFORE_DISPATCH = Generation([], [], "", "abort", (), {})
 
 @dataclass
 class EngineCounters:
-    """What an engine client has done since it was made."""
+    """What an engine client has done since it was made.
+
+    ``reprefilled_tokens`` went through the engine before and had to go through it again, because a rollout went on
+    after a cut or began anew; what the engine had in its cache does not count.
+    """
 
     requests: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    reprefilled_tokens: int = 0
     retries: int = 0
     in_flight: int = 0
 
@@ -79,11 +84,13 @@ class Engine:
         *,
         aborted: Callable[[], bool] = lambda: False,
         routing_key: str | None = None,
+        again: bool = False,
     ) -> Generation:
         """Continue ``input_tokens``.
 
         ``aborted`` is asked before each attempt; once it is true nothing more is dispatched.
         ``routing_key`` keeps the calls of one rollout on one worker behind a consistent-hashing router.
+        ``again`` says that an engine has had ``input_tokens`` before.
 
         Raises:
             EngineUnavailable: the engine has failed to answer for ``retry_s``. How long a generation took
@@ -122,7 +129,7 @@ class Engine:
                     f"{self.url}/generate answered what no SGLang answers ({type(error).__name__}: {error}); "
                     "is something else listening there?"
                 ) from error
-            self._count(generation)
+            self._count(generation, again)
             return generation
         return ABORTED_BEFORE_DISPATCH
 
@@ -165,9 +172,12 @@ class Engine:
             self._loop = loop
         return self._session
 
-    def _count(self, generation: Generation) -> None:
+    def _count(self, generation: Generation, again: bool) -> None:
         self.counters.generated_tokens += len(generation.tokens)
-        self.counters.prompt_tokens += generation.meta_info.get("prompt_tokens", 0)
+        prompt_tokens = generation.meta_info.get("prompt_tokens", 0)
+        self.counters.prompt_tokens += prompt_tokens
+        if again:
+            self.counters.reprefilled_tokens += prompt_tokens - generation.meta_info.get("cached_tokens", 0)
         if generation.spans:
             self.version = policy_version(
                 generation.meta_info.get("weight_version", generation.spans[-1].version)

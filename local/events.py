@@ -9,7 +9,8 @@ Kinds of events (times in seconds since the run's start unless named `_unix`):
 - `run`: strategy, seed, start_unix, rollout_batch_size, n_samples_per_prompt, machine, command
 - `step`: step, version, rollout_start, rollout_end, train_start, train_end, push_end, reward_mean, counts of
   this step (trained, generated, wasted, resumes, restores), what is buffered after it, and for each trained
-  rollout response_tokens, turns and lag_trajectory
+  rollout response_tokens, turns, environment_s, lag_trajectory and lag_environment
+- `evaluation`: start, end, version, tasks (held-out ones that were played), failed, reward_mean
 - `alarm`: t, message
 - `end`: wall_s, status (`ok`, `interrupted` or `failed`)
 """
@@ -84,6 +85,7 @@ class RunEvents:
     steps: Sequence[Event] = ()
     alarms: Sequence[Event] = ()
     end: Event | None = None
+    evaluation: Event | None = None
     strategy: str = ""
 
     @property
@@ -148,6 +150,7 @@ def sort_out(events: Sequence[Mapping[str, Any]], strategy: str = "") -> RunEven
         steps=tuple(steps[number] for number in sorted(steps)),
         alarms=tuple(sorted(by_kind.get("alarm", []), key=lambda alarm: float(alarm.get("t") or 0.0))),
         end=by_kind["end"][-1] if "end" in by_kind else None,
+        evaluation=by_kind["evaluation"][-1] if "evaluation" in by_kind else None,
         strategy=str(run.get("strategy") or strategy),
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,7 @@ from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
 from midstream.local.batch import convert, fresh_gap
+from midstream.local.evaluation import evaluate
 from midstream.local.events import EventWriter
 from midstream.local.measure import group_fields, rollout_fields
 from midstream.local.progress import Progress
@@ -34,6 +35,7 @@ class _Totals:
     """Running totals of the clients; a step's figures are differences."""
 
     generated_tokens: int
+    reprefilled_tokens: int
     buffered_rollouts: int
     buffered_tokens: int
     buffered_resumes: int
@@ -56,16 +58,19 @@ class Run:
         *,
         server: EngineServer,
         warm_start: Path,
+        held_out: Path | None = None,
         tokenizer: Any,
         events: EventWriter,
         progress: Progress,
     ) -> None:
+        """`held_out` are the tasks that the policy is scored on at the end, None where it is not."""
         self._config = config
         self._args = args
         self._server = server
         self._events = events
         self._progress = progress
         self._weights = warm_start
+        self._held_out = held_out
         self._restarts = 0
         self._started = time.monotonic()
         args.generate_state = GenerateState(tokenizer, asyncio.Semaphore(args.sglang_server_concurrency))
@@ -83,12 +88,21 @@ class Run:
         self._runner = asyncio.Runner()
 
     def train(self) -> None:
-        """Run all steps. Whatever happens, nothing is left running and the events say how the run ended."""
+        """Run all steps, or as many as begin within `max_seconds`; then score the policy on held-out tasks.
+
+        Whatever happens, nothing is left running and the events say how the run ended. Its time is that of the
+        steps: the evaluation comes after it.
+        """
         status = "failed"
+        wall_s: float | None = None
         try:
             self._push(version=0)
             for step in range(self._config.steps):
+                if self._is_time_up():
+                    break
                 self._step(step)
+            wall_s = self._clock()
+            self._evaluate()
             status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -97,13 +111,26 @@ class Run:
         finally:
             self._runner.run(self._close())
             self._runner.close()
-            self._events.write("end", wall_s=self._clock(), status=status)
+            self._events.write("end", wall_s=self._clock() if wall_s is None else wall_s, status=status)
 
     async def _close(self) -> None:
         await self._engine.close()
         close = getattr(self._environments, "close", None)
         if close is not None:
             await close()
+
+    def _is_time_up(self) -> bool:
+        limit_s = self._config.max_seconds
+        return limit_s is not None and self._clock() >= limit_s
+
+    def _evaluate(self) -> None:
+        if self._held_out is None:
+            return
+        start = self._clock()
+        work = evaluate(self._args, self._held_out, self._config.tasks.held_out)
+        version = self._server.weight_version
+        found = self._runner.run(supervised(work, self._server, lambda: self._restart_server(version)))
+        self._events.write("evaluation", start=start, end=self._clock(), version=version, **asdict(found))
 
     def _step(self, step: int) -> None:
         before = self._totals()
@@ -203,6 +230,7 @@ class Run:
             reward_mean=reward_mean,
             failed_rollouts=len(samples) - len(trained),
             generated_tokens=generated,
+            reprefilled_tokens=after.reprefilled_tokens - before.reprefilled_tokens,
             # A token is trained on, waits, or is lost, whoever lost it and why.
             wasted_tokens=generated - fields["trained_tokens"] - still_waiting,
             buffered_rollouts=after.buffered_rollouts,
@@ -228,6 +256,7 @@ class Run:
         metrics: dict[str, float] = getattr(self._environments, "metrics", dict)()
         return _Totals(
             generated_tokens=self._engine.counters.generated_tokens,
+            reprefilled_tokens=self._engine.counters.reprefilled_tokens,
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.generated_tokens for rollout in waiting),
             buffered_resumes=_resumes(waiting),

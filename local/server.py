@@ -90,6 +90,11 @@ class EngineServer:
         """Of the launcher, which leads the session that all of the server's processes are in."""
         return self._process.pid if self._process else None
 
+    @property
+    def weight_version(self) -> int:
+        """The policy version that it serves, or will serve once it is healthy."""
+        return self._weight_version
+
     def start(self, weight_version: int, on_wait: Callable[[float], None] | None = None) -> None:
         """`launch` and `wait_healthy`."""
         self.launch(weight_version)
