@@ -107,7 +107,9 @@ def workload_row(runs: Sequence[RunEvents], group_size: int) -> Row:
     typical = statistics.fmean(seconds)
     row: Row = {"what": "workload of wait", "rollouts": len(seconds)}
     for name, values in (("environment_s", seconds), ("turns", turns)):
-        row |= {f"{name}_p{round(100 * q)}": round(percentile(sorted(values), q), 2) for q in (0.5, 0.9, 0.99)}
+        row |= {
+            f"{name}_p{round(100 * q)}": round(percentile(sorted(values), q), 2) for q in (0.5, 0.9, 0.99)
+        }
     return row | {"tail_of_groups": statistics.fmean(max(group) for group in groups) / typical}
 
 
@@ -122,7 +124,13 @@ def targets_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     best = max(candidates, key=lambda name: statistics.median(values(name, f"pace / {BEST_DISCARD}")))
     paces = [
-        target(f"trained rollouts per hour, {best} / {other}", values(best, f"pace / {other}"), "ratio", ">=", TARGET_PACE)
+        target(
+            f"trained rollouts per hour, {best} / {other}",
+            values(best, f"pace / {other}"),
+            "ratio",
+            ">=",
+            TARGET_PACE,
+        )
         for other in (BEST_DISCARD, DISCARD_TWICE)
     ]
     lengths = values(best, "length / wait")

@@ -29,7 +29,9 @@ async def evaluate(args: Namespace, tasks: Path, count: int) -> Evaluation:
     Tasks whose environment failed are counted and not scored.
     """
     samples = [
-        Sample(index=index, group_index=index, prompt=task.prompt, label=task.label, metadata=dict(task.metadata))
+        Sample(
+            index=index, group_index=index, prompt=task.prompt, label=task.label, metadata=dict(task.metadata)
+        )
         for index, task in enumerate(islice(load_tasks(tasks), count))
     ]
     rewards = await asyncio.gather(*(_play(args, sample) for sample in samples))

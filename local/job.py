@@ -88,17 +88,17 @@ class Run:
         self._runner = asyncio.Runner()
 
     def train(self) -> None:
-        """Run all steps, or as many as begin within `max_seconds`; then score the policy on held-out tasks.
+        """Run all steps, or the first and those that begin within `max_seconds`; then score the last policy.
 
         Whatever happens, nothing is left running and the events say how the run ended. Its time is that of the
-        steps: the evaluation comes after it.
+        steps: the evaluation on held-out tasks comes after it.
         """
         status = "failed"
         wall_s: float | None = None
         try:
             self._push(version=0)
             for step in range(self._config.steps):
-                if self._is_time_up():
+                if step and self._is_time_up():
                     break
                 self._step(step)
             wall_s = self._clock()

@@ -32,7 +32,7 @@ class JobConfig(Section):
     seed: Seed = 0
     steps: Count
     max_seconds: Seconds | None = None
-    """A run begins no step after so long, whatever `steps` says."""
+    """A run begins no step but its first after so long, whatever `steps` says."""
     strategies: list[str] = Field(min_length=1)
     """The runs to compare, each a file in the config group `strategy`."""
     strategy: str
