@@ -47,9 +47,11 @@ from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.tasks.slow_tools import ToolTimes, write_slow_tasks
 
 GROUPS, GROUP_SIZE = 4, 8  # of a training step
-SLOTS = GROUPS * GROUP_SIZE  # rollouts that are played at once: `wait` has all of its own in play
-FULL = 3.0  # groups launched per group needed: enough for a slot to find a rollout whenever it is free
-SEARCHED = (1.25, 1.5, 2.0, FULL, 4.0)  # 1 would be `wait`
+# Rollouts that are played at once, half as many again as a batch has: `wait` has all of its own in play, and
+# `discard` throws away about as much as it does in published jobs.
+SLOTS = 48
+FULL = 4.0  # groups launched per group needed: enough for a slot to find a rollout whenever it is free
+SEARCHED = (1.25, 1.5, 2.0, 3.0, FULL)  # 1 would be `wait`
 QUICK_SEARCHED = (2.0, FULL)
 SEARCH_SHARE = 0.5  # of a run's time
 
@@ -60,8 +62,8 @@ QUICK_POLICIES = ("wait", "discard", "continue")
 TASKS = 16  # few, so that `wait` too plays all of them, and lengths compare on the same mixture
 HELD_OUT_TASKS = 64
 DIFFICULTY = 1.0
-# The slowest hundredth of calls takes six times the median (the tasks' own spread apart).
-TIMES = ToolTimes(median_s=0.3, spread=0.8, task_spread=0.3, longest_s=5.0)
+# The slowest hundredth of calls takes four times the median (the tasks' own spread apart).
+TIMES = ToolTimes(median_s=0.35, spread=0.6, task_spread=0.2, longest_s=5.0)
 ABORT_GRACE_S = 0.2  # the default is for calls of seconds
 FORGETFUL = ("discard", "restart")  # nothing of what they cut off is used, so they need not wait for it
 
