@@ -1,5 +1,6 @@
 """From the events of runs to what the comparison of strategies prints: pure functions."""
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,15 @@ def rollouts_per_hour(events: RunEvents) -> float:
     return float(3600 * run["trained_rollouts"] / run["wall_s"]) if run["wall_s"] else 0.0
 
 
-def rows_of(variants: Sequence[Variant], runs: Mapping[str, RunEvents], seed: int) -> list[Row]:
-    """One row per variant that was run with this seed: its figures, and their ratios to others of the seed."""
-    return [_row(variant, runs, seed) for variant in variants]
+def rows_of(
+    variants: Sequence[Variant], runs: Mapping[str, RunEvents], *, seed: int, epoch_steps: int
+) -> list[Row]:
+    """One row per variant that was run with this seed: its figures, and their ratios to others of the seed.
+
+    `wait` goes through all tasks once in `epoch_steps` steps.
+    """
+    wait = _whole_epochs(runs[WAIT], epoch_steps)
+    return [_row(variant, runs, seed) | _length(runs[variant.name], wait) for variant in variants]
 
 
 def _row(variant: Variant, runs: Mapping[str, RunEvents], seed: int) -> Row:
@@ -67,13 +74,21 @@ def _row(variant: Variant, runs: Mapping[str, RunEvents], seed: int) -> Row:
     for reference in (BEST_DISCARD, DISCARD_TWICE, NAIVE):
         other = rollouts_per_hour(runs[reference]) if reference in runs else 0.0
         row[f"pace / {reference}"] = pace / other if other else None
-    row["length / wait"] = _length_ratio(events, runs[WAIT])
     return row
 
 
-def _length_ratio(events: RunEvents, wait: RunEvents) -> float | None:
+def _whole_epochs(wait: RunEvents, epoch_steps: int) -> RunEvents:
+    """The run without its last epoch where that is not whole: a mixture of all tasks in equal parts.
+
+    `wait` makes few steps, so that the tasks of half an epoch would move its mean length by more than a strategy does.
+    """
+    whole = len(wait.steps) // epoch_steps * epoch_steps
+    return dataclasses.replace(wait, steps=wait.steps[: whole or None])
+
+
+def _length(events: RunEvents, wait: RunEvents) -> Row:
     length, reference = mean(response_tokens(events)), mean(response_tokens(wait))
-    return length / reference if length and reference else None
+    return {"length / wait": length / reference if length and reference else None}
 
 
 def medians(rows: Sequence[Row]) -> list[Row]:

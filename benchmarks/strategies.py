@@ -59,7 +59,7 @@ SECONDS, QUICK_SECONDS = 75.0, 15.0
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 QUICK_POLICIES = ("wait", "discard", "continue")
 
-TASKS = 16  # few, so that `wait` too plays all of them, and lengths compare on the same mixture
+TASKS = 8  # few, so that `wait` too plays all of them several times, and lengths compare on the same mixture
 HELD_OUT_TASKS = 64
 DIFFICULTY = 1.0
 # The slowest hundredth of calls takes four times the median (the tasks' own spread apart).
@@ -83,7 +83,7 @@ def main() -> None:
             bench = Bench(Path(scratch) / f"seed-{seed}", seed, seconds, held_out=HELD_OUT_TASKS)
             # In turn forwards and backwards, so that no policy always has the quieter end of the day.
             runs = bench.run(variants if number % 2 == 0 else variants[::-1])
-            rows += rows_of(variants, runs, seed)
+            rows += rows_of(variants, runs, seed=seed, epoch_steps=TASKS // GROUPS)
             waits.append(runs[WAIT])
     measured = [row for row in rows if row["what"] == "run"]
     rows += [*medians(measured), workload_row(waits, GROUP_SIZE)]
