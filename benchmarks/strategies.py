@@ -53,9 +53,10 @@ SLOTS = 48
 FULL = 4.0  # groups launched per group needed: enough for a slot to find a rollout whenever it is free
 SEARCHED = (1.25, 1.5, 2.0, 3.0, FULL)  # 1 would be `wait`
 QUICK_SEARCHED = (2.0, FULL)
-SEARCH_SHARE = 0.5  # of a run's time
+SEARCH_SHARE = 0.4  # of a run's time
 
-SECONDS, QUICK_SECONDS = 75.0, 15.0
+# Long beside a rollout, since what waits at the end counts as wasted and is longer than the rest.
+SECONDS, QUICK_SECONDS = 90.0, 15.0
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 QUICK_POLICIES = ("wait", "discard", "continue")
 
@@ -182,7 +183,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a look: one seed, three policies, 15 s each")
     parser.add_argument("--seeds", type=_numbers, help="default 0,1,2; the search uses the first")
     parser.add_argument("--policies", type=lambda text: text.split(","), help="default: all of conf/strategy")
-    parser.add_argument("--seconds", type=float, help="of each run (default 75, quick 15)")
+    parser.add_argument("--seconds", type=float, help="of each run (default 90, quick 15)")
     return parser.parse_args()
 
 
