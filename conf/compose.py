@@ -61,6 +61,12 @@ def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
     return {name: compose([*overrides, here, own, f"strategy={name}"]) for name in shared.strategies}
 
 
+def known_strategies() -> list[str]:
+    """The files of the config group `strategy`, by name."""
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return list(GlobalHydra.instance().config_loader().get_group_options("strategy"))
+
+
 def layer_config(values: object) -> LayerConfig:
     """What a host job says under the key `midstream`, checked.
 

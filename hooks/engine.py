@@ -35,11 +35,16 @@ class EngineRejected(Exception):
 
 @dataclass
 class EngineCounters:
-    """What an engine client has done since it was made."""
+    """What an engine client has done since it was made.
+
+    ``reprefilled_tokens`` went through the engine before and had to go through it again, because a rollout went on
+    after a cut or began anew, or to compare its tokens with the weights of the day; what the engine had in its cache does not count.
+    """
 
     requests: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
+    reprefilled_tokens: int = 0
     retries: int = 0
     in_flight: int = 0
 
@@ -80,11 +85,13 @@ class Engine:
         *,
         aborted: Callable[[], bool] = lambda: False,
         routing_key: str | None = None,
+        again: bool = False,
     ) -> Generation:
         """Continue ``input_tokens``.
 
         ``aborted`` is asked before each attempt; once it is true nothing more is dispatched.
         ``routing_key`` keeps the calls of one rollout on one worker behind a consistent-hashing router.
+        ``again`` says that an engine has had ``input_tokens`` before.
 
         Raises:
             EngineUnavailable: the engine has failed to answer for ``retry_s``. How long a generation took
@@ -99,7 +106,7 @@ class Engine:
         generation = await self._answer(payload, self._read, aborted, routing_key)
         if generation is None:
             return ABORTED_BEFORE_DISPATCH
-        self._count(generation)
+        self._count(generation, again)
         return generation
 
     async def log_probs(
@@ -128,7 +135,9 @@ class Engine:
         wanted = list(tokens[start:])
 
         def read(answer: Mapping[str, Any], _: int | None) -> list[float] | None:
-            return read_log_probs(answer, wanted)
+            found = read_log_probs(answer, wanted)
+            self._count_prompt(answer.get("meta_info") or {}, again=True)
+            return found
 
         return await self._answer(payload, read, aborted, routing_key)
 
@@ -221,9 +230,15 @@ class Engine:
         spans = (replace(span, version=span.version + self._offset) for span in generation.spans)
         return replace(generation, spans=tuple(spans))
 
-    def _count(self, generation: Generation) -> None:
+    def _count_prompt(self, meta_info: Mapping[str, Any], *, again: bool) -> None:
+        prompt_tokens = meta_info.get("prompt_tokens", 0)
+        self.counters.prompt_tokens += prompt_tokens
+        if again:
+            self.counters.reprefilled_tokens += prompt_tokens - meta_info.get("cached_tokens", 0)
+
+    def _count(self, generation: Generation, again: bool) -> None:
         self.counters.generated_tokens += len(generation.tokens)
-        self.counters.prompt_tokens += generation.meta_info.get("prompt_tokens", 0)
+        self._count_prompt(generation.meta_info, again=again)
         if generation.spans:
             answered = generation.meta_info.get("weight_version")
             self.version = (

@@ -62,6 +62,7 @@ class Play:
     _environment: Environment | None = field(default=None, init=False)
     _snapshotting: asyncio.Task[None] | None = field(default=None, init=False)
     _context_is_full: bool = field(default=False, init=False)
+    _is_again: bool = field(default=False, init=False)  # the next call repeats what an engine has had
 
     def __post_init__(self) -> None:
         self._patience = Patience(self.aborted, self.rules.abort_grace_s, self.deadline_s)
@@ -145,6 +146,7 @@ class Play:
                 self._observe(first, seconds=0.0)
             self._snapshot_behind()
         rollout.resumes += goes_on
+        self._is_again = goes_on or rollout.discarded_tokens > 0
         rollout.status = Status.PENDING
         return environment
 
@@ -176,8 +178,10 @@ class Play:
                 {**self.sampling_params, "max_new_tokens": room},
                 aborted=self.aborted,
                 routing_key=self.routing_key,
+                again=self._is_again,
             )
         )
+        self._is_again = False
         rollout.append_action(generation.tokens, generation.log_probs, generation.spans)
         self.sink.append_action(generation)
         if generation.finish == "abort":

@@ -66,7 +66,7 @@ def compare(
     else:
         refuse_used(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    tasks = _tasks(shared, run_dir)
+    tasks, held_out = _tasks(shared, run_dir), _held_out(shared, run_dir)
     for config in runs.values():
         _check_hooks(config)
     for config in runs.values():
@@ -90,7 +90,7 @@ def compare(
             server.wait_healthy()
             tokenizer = AutoTokenizer.from_pretrained(checkpoint)
             for config in pending:
-                run_strategy(config, server, checkpoint, tasks, tokenizer, progress, command)
+                run_strategy(config, server, checkpoint, tasks, held_out, tokenizer, progress, command)
         finally:
             try:
                 server.stop()
@@ -118,6 +118,7 @@ def run_strategy(
     server: EngineServer | AttachedServer,
     checkpoint: Path,
     tasks: Path,
+    held_out: Path | None,
     tokenizer: Any,
     progress: Progress,
     command: Sequence[str] = (),
@@ -151,6 +152,7 @@ def run_strategy(
             args,
             server=server,
             warm_start=checkpoint,
+            held_out=held_out,
             tokenizer=tokenizer,
             events=events,
             progress=progress,
@@ -165,6 +167,22 @@ def _tasks(config: JobConfig, run_dir: Path) -> Path:
     if path is None:
         path = run_dir / "tasks.jsonl"
         write_tasks(path, config.tasks.count, seed=config.tasks.seed, difficulty=config.tasks.difficulty)
+    return _checked(config, path)
+
+
+def _held_out(config: JobConfig, run_dir: Path) -> Path | None:
+    """The tasks that policies are scored on, checked; None where they are not."""
+    chosen, count = config.tasks, config.tasks.held_out
+    if not count:
+        return None
+    path = chosen.held_out_path
+    if path is None:
+        path = run_dir / "held_out.jsonl"
+        write_tasks(path, count, seed=chosen.seed, difficulty=chosen.difficulty, split="held_out")
+    return _checked(config, path)
+
+
+def _checked(config: JobConfig, path: Path) -> Path:
     load_tasks(path, getattr(find_factory(config.midstream), "check_task", None))
     return path
 

@@ -11,7 +11,9 @@ Kinds of events (times in seconds since the run's start unless named `_unix`):
   from where its clock goes on
 - `step`: step, version, rollout_start, rollout_end, train_start, train_end, push_end, reward_mean, counts of
   this step (trained, generated, wasted, resumes, restores), what is buffered after it, trained_groups and
-  dropped_groups by their index, and for each trained rollout response_tokens, turns and lag_trajectory
+  dropped_groups by their index, and for each trained rollout response_tokens, turns, environment_s,
+  lag_trajectory and lag_environment
+- `evaluation`: start, end, version, tasks (held-out ones that were played), failed, reward_mean
 - `alarm`: t, message
 - `end`: wall_s, status (`ok`, `interrupted` or `failed`)
 """
@@ -96,6 +98,7 @@ class RunEvents:
     lost: Sequence[Event] = ()
     alarms: Sequence[Event] = ()
     end: Event | None = None
+    evaluation: Event | None = None
     strategy: str = ""
 
     @property
@@ -164,11 +167,12 @@ def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEven
     lost: list[Event] = []
     alarms: list[Event] = []
     end: Event | None = None
+    evaluation: Event | None = None
     for event in map(dict, events):
         match event["kind"]:
             case "run":
                 parts.append(event)
-                end = None
+                end = evaluation = None
                 resumed_at = event.get("resumed_at")
                 if resumed_at is not None:
                     lost += [steps.pop(number) for number in sorted(steps) if number >= resumed_at]
@@ -176,6 +180,8 @@ def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEven
                 steps[event["step"]] = event
             case "alarm":
                 alarms.append(event)
+            case "evaluation":
+                evaluation = event
             case "end":
                 end = event
     parts = parts or [{}]
@@ -185,6 +191,7 @@ def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEven
         lost=tuple(lost),
         alarms=tuple(sorted(alarms, key=lambda alarm: float(alarm.get("t") or 0.0))),
         end=end,
+        evaluation=evaluation,
         strategy=str(parts[0].get("strategy") or strategy),
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from midstream.local.attached import AttachedServer
 from midstream.local.batch import convert, fresh_gap
 from midstream.local.checkpoint import Checkpoints
 from midstream.local.engine.control import ServerError
+from midstream.local.evaluation import evaluate
 from midstream.local.events import EventWriter
 from midstream.local.measure import group_fields, rollout_fields
 from midstream.local.progress import Progress
@@ -39,6 +40,7 @@ class _Totals:
     """Running totals of the clients; a step's figures are differences."""
 
     generated_tokens: int
+    reprefilled_tokens: int
     buffered_rollouts: int
     buffered_tokens: int
     buffered_resumes: int
@@ -62,18 +64,22 @@ class Run:
         *,
         server: EngineServer | AttachedServer,
         warm_start: Path,
+        held_out: Path | None = None,
         tokenizer: Any,
         events: EventWriter,
         progress: Progress,
         elapsed_s: float = 0.0,
     ) -> None:
+        """`held_out` are the tasks that the policy is scored on at the end, None where it is not."""
         self._config = config
         self._args = args
         self._server = server
         self._events = events
         self._progress = progress
         self._weights = warm_start
+        self._held_out = held_out
         self._restarts = 0
+        self._version = 0
         self._started = time.monotonic() - elapsed_s
         args.generate_state = GenerateState(tokenizer, asyncio.Semaphore(args.sglang_server_concurrency))
         postprocess = args.rollout_data_postprocess_path
@@ -91,18 +97,27 @@ class Run:
         self._runner = asyncio.Runner()
 
     def train(self) -> None:
-        """Run all steps. Whatever happens, nothing is left running and the events say how the run ended."""
+        """Run all steps, or the first and those that begin within `max_seconds`; then score the last policy.
+
+        Whatever happens, nothing is left running and the events say how the run ended. Its time is that of the
+        steps: the evaluation on held-out tasks comes after it.
+        """
         status = "failed"
+        wall_s: float | None = None
         try:
             first = self._checkpoints.load(self._trainer, self._data_source)
             if first > 0:
                 self._weights = self._trainer.export(self._weights_dir)
             self._push(version=first)
             for step in range(first, self._config.steps):
+                if step and self._is_time_up():
+                    break
                 self._step(step)
                 if self._checkpoints.is_due(step):
                     # The event of the step is there by now: no step that a checkpoint has goes unrecorded.
                     self._checkpoints.save(step, self._trainer, self._data_source)
+            wall_s = self._clock()
+            self._evaluate()
             status = "ok"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -111,7 +126,7 @@ class Run:
         finally:
             self._runner.run(self._close())
             self._runner.close()
-            self._events.write("end", wall_s=self._clock(), status=status)
+            self._events.write("end", wall_s=self._clock() if wall_s is None else wall_s, status=status)
 
     async def _close(self) -> None:
         await self._engine.close()
@@ -122,6 +137,20 @@ class Run:
             await close()
         if hasattr(self._data_source, "close"):
             self._data_source.close()
+
+    def _is_time_up(self) -> bool:
+        limit_s = self._config.max_seconds
+        return limit_s is not None and self._clock() >= limit_s
+
+    def _evaluate(self) -> None:
+        if self._held_out is None:
+            return
+        start = self._clock()
+        work = evaluate(self._args, self._held_out, self._config.tasks.held_out)
+        found = self._runner.run(supervised(work, self._server, lambda: self._restart_server(self._version)))
+        self._events.write(
+            "evaluation", start=start, end=self._clock(), version=self._version, **asdict(found)
+        )
 
     def _step(self, step: int) -> None:
         before = self._totals()
@@ -169,6 +198,7 @@ class Run:
 
     def _push(self, version: int) -> None:
         """Give the current weights to the server; a server that has died gets them at its restart."""
+        self._version = version
         try:
             self._server.push_weights(self._weights, version)
         except ServerError:
@@ -221,6 +251,7 @@ class Run:
             reward_mean=reward_mean,
             failed_rollouts=len(samples) - len(trained),
             generated_tokens=generated,
+            reprefilled_tokens=after.reprefilled_tokens - before.reprefilled_tokens,
             # A token is trained on, waits, or is lost, whoever lost it and why.
             wasted_tokens=generated - fields["trained_tokens"] - still_waiting,
             buffered_rollouts=after.buffered_rollouts,
@@ -246,6 +277,7 @@ class Run:
         metrics: dict[str, float] = getattr(self._environments, "metrics", dict)()
         return _Totals(
             generated_tokens=self._engine.counters.generated_tokens,
+            reprefilled_tokens=self._engine.counters.reprefilled_tokens,
             buffered_rollouts=len(waiting),
             buffered_tokens=sum(rollout.own_tokens for rollout in waiting),
             buffered_resumes=_resumes(waiting),

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from midstream.buffers.lags import token_lags, trajectory_lag
+from midstream.buffers.lags import state_lag, token_lags, trajectory_lag
 from midstream.buffers.rollout import PartialRollout
 from midstream.local.rollout import RolloutBatch
 
 
 def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str, Any]:
-    """Lengths, turns and lags of the trained rollouts, under the policy ``version`` that trains on them.
+    """Lengths, turns, lags and seconds in the environment of the trained rollouts.
 
-    ``trained_tokens`` are those that the loss sees; lengths and lags are of all tokens of the model, also of
-    those that a sibling made.
+    Lags are under the policy ``version`` that trains on them. ``trained_tokens`` are those that the loss sees;
+    lengths and lags are of all tokens of the model, also of those that a sibling made.
     """
     lags: Counter[int] = Counter()
     for rollout in rollouts:
@@ -24,6 +24,10 @@ def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str
         "response_tokens": [rollout.generated_tokens for rollout in rollouts],
         "turns": [len(rollout.turns) for rollout in rollouts],
         "lag_trajectory": [trajectory_lag(rollout, version) for rollout in rollouts],
+        "lag_environment": [
+            state_lag(rollout.snapshots, rollout.newest_snapshot, version) for rollout in rollouts
+        ],
+        "environment_s": [sum(turn.seconds for turn in rollout.turns) for rollout in rollouts],
         "lag_token": {str(lag): count for lag, count in sorted(lags.items())},
     }
 

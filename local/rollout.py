@@ -120,13 +120,20 @@ async def _generate_and_reward(args: Namespace, sample: Sample) -> Sample:
             sample.status = Sample.Status.ABORTED
             return sample
         generate = load_function(args.custom_generate_function_path)
-        sample = await generate(args, sample, _sampling_params(args))
-    if sample.status in _DONE and sample.reward is None:
-        sample.reward = await _reward(args, sample)
+        sample = await generate(args, sample, sampling_params(args))
+    if sample.status in _DONE:
+        sample.reward = await reward_of(args, sample)
     return sample
 
 
-async def _reward(args: Namespace, sample: Sample) -> float:
+async def reward_of(args: Namespace, sample: Sample) -> float:
+    """The reward that the environment gave, else that of ``args.custom_rm_path``.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if sample.reward is not None:
+        return sample.reward
     if args.custom_rm_path is None:
         raise ValueError(
             "the environment gave no reward (no eval_cmd?) and rollout.custom_rm_path is not set: "
@@ -136,7 +143,8 @@ async def _reward(args: Namespace, sample: Sample) -> float:
     return float(await reward if inspect.isawaitable(reward) else reward)
 
 
-def _sampling_params(args: Namespace) -> dict[str, Any]:
+def sampling_params(args: Namespace) -> dict[str, Any]:
+    """What slime passes to a generate function."""
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,

@@ -4,6 +4,7 @@ Pure functions. A run may be unfinished and a number may be missing: what cannot
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,17 +24,21 @@ def summarise(events: RunEvents) -> dict[str, Any]:
     - generated_tokens: model tokens that the engine made
     - wasted_tokens: generated tokens that never reached a loss in this run: dropped, restarted, or still
       buffered at the end; wasted_fraction is their share of generated_tokens
+    - reprefilled_tokens: tokens that the engine had and had to read again, because rollouts went on or began anew;
+      they are no generated tokens, and no part of wasted_tokens
     - buffered_tokens: the part of wasted_tokens still buffered at the end, which might yet be trained on
     - lost_tokens: what the engine made in steps that were recorded and then lost, since the run was resumed from an
       earlier checkpoint; no other count here has them
     - trainer_wait_fraction: see `trainer_wait_fraction`
     - reward_first, reward_last: means of the steps' mean rewards over the first and the last fifth of the
       steps (at least one step)
+    - reward_held_out: mean reward of the last policy on tasks that it was not trained on, None where not measured
     - resumes, restores_checked, restores_bad: counts over the run
     - failed_rollouts: rollouts that no loss saw because their environment failed too often
     - max_logprob_gap_fresh: largest |trainer − engine| log-probability difference on tokens that the current
       policy made, None where none was measured
     - mean_response_tokens: model tokens per trained rollout
+    - lag_trajectory_mean, lag_token_mean, lag_environment_mean, and …_max: see `lag_figures`
     """
     steps = events.steps
     generated_tokens = total(steps, "generated_tokens")
@@ -51,18 +56,38 @@ def summarise(events: RunEvents) -> dict[str, Any]:
         "generated_tokens": generated_tokens,
         "wasted_tokens": wasted_tokens,
         "wasted_fraction": wasted_tokens / generated_tokens if generated_tokens else None,
+        "reprefilled_tokens": total(steps, "reprefilled_tokens"),
         "buffered_tokens": buffered_tokens,
         "lost_tokens": total(events.lost, "generated_tokens"),
         "trainer_wait_fraction": trainer_wait_fraction(events),
         "reward_first": mean(rewards[:fifth]),
         "reward_last": mean(rewards[-fifth:]),
+        "reward_held_out": number(events.evaluation.get("reward_mean")) if events.evaluation else None,
         "resumes": total(steps, "resumes"),
         "restores_checked": total(steps, "restores_checked"),
         "restores_bad": total(steps, "restores_bad"),
         "failed_rollouts": total(steps, "failed_rollouts"),
         "max_logprob_gap_fresh": max(gaps) if gaps else None,
         "mean_response_tokens": mean(response_tokens(events)),
+        **lag_figures(steps),
     }
+
+
+def lag_figures(steps: Sequence[Event]) -> dict[str, float | None]:
+    """Mean and maximum lags of what was trained on, in policy versions, at the three levels.
+
+    By trajectory and environment over rollouts, by token over tokens; None where nothing was trained on.
+    """
+    tokens: Counter[float] = Counter()
+    for step in steps:
+        tokens.update({float(lag): int(count) for lag, count in (step.get("lag_token") or {}).items()})
+    levels = {
+        "trajectory": Counter(finite(lag for step in steps for lag in step.get("lag_trajectory") or ())),
+        "token": tokens,
+        "environment": Counter(finite(lag for step in steps for lag in step.get("lag_environment") or ())),
+    }
+    means = {f"lag_{level}_mean": mean(lags.elements()) for level, lags in levels.items()}
+    return means | {f"lag_{level}_max": max(lags, default=None) for level, lags in levels.items()}
 
 
 def wall_s(events: RunEvents) -> float:

@@ -5,13 +5,19 @@ from collections.abc import Iterator, Sequence
 from midstream.conf.errors import Problem
 from midstream.conf.schema.layer import LayerConfig
 from midstream.conf.schema.policies import comes_back, measurement_problems
-from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TrainerConfig
+from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TaskConfig, TrainerConfig
 
 
 def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
     """Each run has a folder named after its strategy, so no name may come twice."""
     if len(set(strategies)) < len(strategies):
         yield Problem("strategies", strategies, "name each strategy once")
+
+
+def held_out_problems(tasks: TaskConfig) -> Iterator[Problem]:
+    """Held-out tasks are of the kind that is trained on, so they cannot be generated beside a file."""
+    if tasks.held_out and tasks.path is not None and tasks.held_out_path is None:
+        yield Problem("tasks.held_out", tasks.held_out, "name their file in tasks.held_out_path, or use 0")
 
 
 def policy_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Problem]:

@@ -5,9 +5,10 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from midstream.conf.errors import refuse
-from midstream.conf.schema.base import Count, PathSetting, Section, Seed
+from midstream.conf.schema.base import Count, PathSetting, Seconds, Section, Seed
 from midstream.conf.schema.contradictions import (
     group_problems,
+    held_out_problems,
     length_problems,
     policy_problems,
     strategy_problems,
@@ -32,6 +33,8 @@ class JobConfig(Section):
     steps: Count
     save_every: Count | None = None
     """Training steps from one checkpoint to the next, from which `--resume` goes on; null: none are written."""
+    max_seconds: Seconds | None = None
+    """A run begins no step but its first after so long, whatever `steps` says."""
     strategies: list[str] = Field(min_length=1)
     """The runs to compare, each a file in the config group `strategy`."""
     strategy: str
@@ -51,6 +54,7 @@ class JobConfig(Section):
         refuse(
             [
                 *strategy_problems(self.strategies),
+                *held_out_problems(self.tasks),
                 *policy_problems(self.midstream, self.rollout),
                 *length_problems(self.midstream, self.rollout, self.server),
                 *group_problems(self.rollout),

@@ -16,6 +16,10 @@ class TaskConfig(Section):
     count: Count = 256
     difficulty: Share = 0.5
     seed: Seed = 0
+    held_out: int = Field(default=0, ge=0)
+    """Tasks never trained on, on which each run's last policy is scored; 0: none."""
+    held_out_path: PathSetting | None = None
+    """A JSONL file of them; None: they are generated where `path` is None too."""
 
 
 class RolloutConfig(Section):

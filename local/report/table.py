@@ -13,13 +13,17 @@ REFERENCE = "discard"
 
 @dataclass(frozen=True)
 class Measure:
-    """One row: where its number comes from, how it is written, which direction is better (None: neither)."""
+    """One row: where its number comes from, how it is written, which direction is better (None: neither).
+
+    One that is optional is left out where no run has its number.
+    """
 
     label: str
     value: Callable[[Mapping[str, Any]], float | None]
     text: Callable[[float | None], str]
     better: Literal["high", "low"] | None = None
     has_ratio: bool = False
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ MEASURES = (
     Measure("Training steps", _field("steps"), words.count),
     Measure("Reward, first fifth", _field("reward_first"), words.decimal),
     Measure("Reward, last fifth", _field("reward_last"), words.decimal, "high"),
+    Measure("Reward, held-out tasks", _field("reward_held_out"), words.decimal, "high", is_optional=True),
     Measure("Wall-clock", _field("wall_s"), words.seconds, "low", True),
     Measure("Trainer waiting", _field("trainer_wait_fraction"), words.percent, "low"),
     Measure("Trained rollouts", _field("trained_rollouts"), words.count),
@@ -69,7 +74,11 @@ def comparison(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
     The best is marked only among finished runs of equal length, and only where they differ.
     """
-    return [_row(measure, runs) for measure in MEASURES]
+    return [_row(measure, runs) for measure in MEASURES if not _is_left_out(measure, runs)]
+
+
+def _is_left_out(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> bool:
+    return measure.is_optional and all(measure.value(run) is None for run in runs)
 
 
 def _row(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> Row:

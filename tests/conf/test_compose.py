@@ -141,6 +141,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
         (["strategy=ladder", "midstream.policies.ladder.small_lag=9"], "midstream.policies.ladder.small_lag"),
         (["strategy=ladder", "rollout.rollout_temperature=0.7"], "rollout.rollout_temperature"),
         (["midstream.bounds.deadline_s=60.0"], "midstream.bounds.deadline_s"),
+        (["tasks.path=tasks.jsonl", "tasks.held_out=8"], "tasks.held_out"),
         (["midstream.turns.max_tokens_per_turn=1000"], "midstream.turns.max_tokens_per_turn"),
         (["server.max_total_tokens=100"], "server.max_total_tokens"),
         (["trainer.num_minibatches=3"], "trainer.num_minibatches"),

@@ -42,6 +42,7 @@ class ScriptedEngine:
     on_request: Callable[[int], None] = lambda number: None
     statuses: list[int] = field(default_factory=list)
     slow_s: float = 0.0
+    cached_tokens: int = 0
     raw_answers: list[str] = field(default_factory=list)
     known: float = -0.5
     url: str = ""
@@ -67,6 +68,7 @@ class ScriptedEngine:
             if tokens
             else [],
             "prompt_tokens": len(asked["input_ids"]),
+            "cached_tokens": self.cached_tokens,
         }
         return web.json_response({"text": words, "output_ids": tokens, "meta_info": meta_info})
 

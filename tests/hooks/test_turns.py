@@ -127,6 +127,41 @@ def test_an_abort_inside_an_action_keeps_its_tokens_and_the_environment() -> Non
     assert scene.engine.requests[2]["sampling_params"]["max_new_tokens"] == scene.budget - 5
 
 
+def test_what_the_engine_reads_again_is_counted_once_for_each_resume_or_restart() -> None:
+    scene = Scene(
+        [
+            ("add <end>", "stop"),
+            ("add", "abort"),
+            ("<end>", "stop"),
+            ("done", "abort"),
+            ("done <end>", "stop"),
+        ]
+    )
+    scene.engine.cached_tokens = 2
+
+    async def cut_off_at(client: Engine, number: int) -> int:
+        scene.aborted = False
+        scene.engine.on_request = lambda request: setattr(scene, "aborted", request == number)
+        await scene.parts(client).run()
+        return client.counters.reprefilled_tokens
+
+    async def run() -> None:
+        async with scene.engine.serving() as url:
+            client = Engine(url)
+            try:
+                assert await cut_off_at(client, 2) == 0
+                resumed = await cut_off_at(client, 4)
+                assert resumed == len(scene.engine.requests[2]["input_ids"]) - 2
+                scene.rollout.restart()
+                scene.sink.tokens = []
+                restarted = await cut_off_at(client, 0)
+                assert restarted - resumed == len(PROMPT) - 2
+            finally:
+                await client.close()
+
+    asyncio.run(run())
+
+
 def test_an_abort_inside_a_step_runs_the_step_again_on_the_state_before_it() -> None:
     scene = Scene(
         [("add <end>", "stop"), ("slow <end>", "stop"), ("done <end>", "stop")],

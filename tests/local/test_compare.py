@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ STRATEGIES = ("wait", "discard", "restart", "continue", "naive")
 FIELDS = {
     "strategy", "steps", "wall_s", "trained_rollouts", "generated_tokens", "wasted_tokens", "wasted_fraction",
     "trainer_wait_fraction", "reward_first", "reward_last", "resumes", "restores_checked", "restores_bad",
-    "max_logprob_gap_fresh", "mean_response_tokens",
+    "max_logprob_gap_fresh", "mean_response_tokens", "reward_held_out", "reprefilled_tokens",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
     run_dir = tmp_path_factory.mktemp("compare") / "run"
-    done = running.run(run_dir, "--json", "--steps", "3", "--strategies", ",".join(STRATEGIES))
+    held_out = ["tasks.held_out=4"]
+    done = running.run(run_dir, "--json", "--steps", "3", "--strategies", ",".join(STRATEGIES), *held_out)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed == json.loads((run_dir / "compare.json").read_text())
@@ -50,6 +52,30 @@ def test_continue_resumes_in_restored_environments(compared: tuple[Path, dict[st
     assert compared[1]["naive"]["restores_checked"] == 0
 
 
+def test_only_what_goes_on_is_read_again(compared: tuple[Path, dict[str, Any]]) -> None:
+    runs = compared[1]
+    assert runs["wait"]["reprefilled_tokens"] == runs["discard"]["reprefilled_tokens"] == 0
+    assert runs["continue"]["reprefilled_tokens"] > 0
+
+
+def test_the_last_policy_is_scored_outside_of_the_run_s_time(compared: tuple[Path, dict[str, Any]]) -> None:
+    run_dir, runs = compared
+    for strategy, run in runs.items():
+        (scored,) = (e for e in running.events(run_dir, strategy) if e["kind"] == "evaluation")
+        assert (scored["tasks"], scored["failed"], scored["version"]) == (4, 0, 3)
+        assert 0 <= scored["reward_mean"] <= 1 and scored["reward_mean"] == run["reward_held_out"]
+        assert run["wall_s"] <= scored["start"] < scored["end"]
+
+
+def test_a_run_ends_after_the_step_in_which_its_time_is_up(tmp_path: Path) -> None:
+    done = running.run(
+        tmp_path / "run", "--steps", "50", "--strategies", "wait", "--json", "max_seconds=0.01"
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (run["status"], run["steps"], run["reward_held_out"]) == ("ok", 1, None)
+
+
 def test_only_strategies_that_cut_off_waste(compared: tuple[Path, dict[str, Any]]) -> None:
     runs = compared[1]
     assert runs["wait"]["wasted_tokens"] == 0
@@ -70,7 +96,8 @@ def test_every_token_is_trained_wasted_or_waiting(
     assert all(step["wasted_tokens"] >= 0 for step in steps)
     for step in steps:
         assert sum(step["response_tokens"]) == step["trained_tokens"] == sum(step["lag_token"].values())
-        assert len(step["lag_trajectory"]) == step["trained_rollouts"]
+        assert len(step["lag_trajectory"]) == step["trained_rollouts"] == len(step["lag_environment"])
+        assert all(map(operator.le, step["lag_environment"], step["lag_trajectory"]))
         assert min(step["lag_trajectory"]) >= 0
         assert math.isfinite(step["train"]["loss"])
 

@@ -20,6 +20,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         {
             "trained_rollouts": 2,
             "generated_tokens": 100,
+            "reprefilled_tokens": 0,
             "wasted_tokens": 10,
             "buffered_tokens": 40,
             "response_tokens": [20, 30],
@@ -31,6 +32,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         {
             "trained_rollouts": 2,
             "generated_tokens": 60,
+            "reprefilled_tokens": 25,
             "wasted_tokens": 0,
             "buffered_tokens": 30,
             "response_tokens": [50, 20],
@@ -51,18 +53,42 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         "generated_tokens": 160,
         "wasted_tokens": 40,
         "wasted_fraction": 0.25,
+        "reprefilled_tokens": 25,
         "buffered_tokens": 30,
         "lost_tokens": 0,
         "trainer_wait_fraction": 0.0,
         "reward_first": None,
         "reward_last": None,
+        "reward_held_out": None,
         "resumes": 3,
         "restores_checked": 2,
         "restores_bad": 1,
         "failed_rollouts": 2,
         "max_logprob_gap_fresh": 2e-6,
         "mean_response_tokens": 30.0,
+        "lag_trajectory_mean": None,
+        "lag_trajectory_max": None,
+        "lag_token_mean": None,
+        "lag_token_max": None,
+        "lag_environment_mean": None,
+        "lag_environment_max": None,
     }
+
+
+def test_lags_count_by_rollout_and_by_token() -> None:
+    steps = (
+        {"lag_trajectory": [0, 3], "lag_environment": [0, 2], "lag_token": {"0": 90, "3": 10}},
+        {"lag_trajectory": [1], "lag_environment": [0], "lag_token": {"0": 95, "1": 5}},
+    )
+    summary = summarise(run_of(*steps))
+    assert (summary["lag_trajectory_mean"], summary["lag_trajectory_max"]) == (pytest.approx(4 / 3), 3)
+    assert (summary["lag_token_mean"], summary["lag_token_max"]) == (pytest.approx(35 / 200), 3)
+    assert (summary["lag_environment_mean"], summary["lag_environment_max"]) == (pytest.approx(2 / 3), 2)
+
+
+def test_the_score_on_held_out_tasks_is_the_run_s_last() -> None:
+    scored = {"kind": "evaluation", "start": 5.0, "end": 6.0, "tasks": 8, "failed": 0, "reward_mean": 0.625}
+    assert summarise(sort_out([{"kind": "run", "strategy": "wait"}, scored]))["reward_held_out"] == 0.625
 
 
 @pytest.mark.parametrize(
