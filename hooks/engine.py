@@ -38,7 +38,8 @@ class EngineCounters:
     """What an engine client has done since it was made.
 
     ``reprefilled_tokens`` went through the engine before and had to go through it again, because a rollout went on
-    after a cut or began anew, or to compare its tokens with the weights of the day; what the engine had in its cache does not count.
+    after a cut or began anew, or to compare its tokens with the weights of the day; what the engine had in its
+    cache does not count.
     """
 
     requests: int = 0

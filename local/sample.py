@@ -95,5 +95,7 @@ class Sample:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Self:
-        """Rebuild a sample from ``to_dict``."""
-        return cls(**(value | {"status": cls.Status(value["status"])}))
+        """Rebuild a sample from ``to_dict``; what is no field is set on it, as in slime."""
+        sample = cls()
+        vars(sample).update(value, status=cls.Status(value["status"]))
+        return sample

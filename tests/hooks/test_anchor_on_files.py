@@ -10,7 +10,8 @@ import pytest
 from midstream.buffers.rollout import Anchor
 from midstream.envs.errors import SnapshotMissing
 from midstream.hooks.slime.data_source import DataSource
-from midstream.hooks.slime.generate import generate
+from midstream.hooks.slime.generate import generate, give_up_abandoned
+from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import recorded_rollout, task_of
 from midstream.hooks.slime.settings import engine_of, environments_of
 from midstream.local.sample import Sample
@@ -109,6 +110,10 @@ async def fork_and_play(args: Namespace, engine: ScriptedEngine) -> None:
             # The three tokens of the prefix count once.
             assert [sum(sample.loss_mask) for sample in group] == [3 + 7, 7, 7]
             assert environments.counters.restores_bad == 0
+            # The journal needs the newest until the group's step is over.
+            for rollout_id in range(3):
+                log_rollout(rollout_id, args, group, None, 1.0)
+            await give_up_abandoned(args)
             for snapshot in own.snapshots.values():
                 with pytest.raises(SnapshotMissing):
                     await environments.resume(task, snapshot)

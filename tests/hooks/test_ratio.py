@@ -16,9 +16,10 @@ from midstream.hooks.engine import Engine, EngineRejected
 from midstream.hooks.ratio import Shared, mean_squared_log_ratio
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.generate import generate
+from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
-from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
+from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, tally_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
@@ -137,7 +138,10 @@ def test_a_group_that_differs_too_much_is_forked_before_anybody_plays(args: Name
     assert [recorded_rollout(sample).own_tokens for sample in group] == [6, 2]
     counters = source.counters
     assert (counters.ratio_checked, counters.ratio_anchored, counters.forked) == (1, 1, 1)
-    assert environments_of(args).forgotten.count("2") == 1, "the state that both share goes with the last"
+    for rollout_id in range(3):
+        log_rollout(rollout_id, args, group, None, 1.0)
+    gone = [*environments_of(args).forgotten, *(snapshot.id for snapshot in abandoned_of(args))]
+    assert gone.count("2") == 1, "the state that both share goes with the last, when its step is over"
 
 
 def test_members_that_come_later_find_it_decided(args: Namespace) -> None:

@@ -213,7 +213,7 @@ def answered(jobs: Jobs, *engines: ScriptedEngine) -> list[int]:
         for engine in engines:
             async with engine.serving() as url:
                 client.url = url
-                generation = await client.generate([13], {})
+                generation = await client.generate([13], {"max_new_tokens": 2})
                 assert generation.spans[-1].version == client.version
                 seen.append(client.version)
         await client.close()
