@@ -75,6 +75,7 @@ def live(config: JobConfig, address: EngineAddress, checkpoint: Path, phases: Co
         AttachedServer(address, log),
         checkpoint,
         config.tasks.path,
+        None,
         AutoTokenizer.from_pretrained(checkpoint),
         MarkedProgress(),
     )
