@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from result import publish, target
 
 from midstream.conf.schema import JobConfig
 from midstream.envs.sandboxes.processes import descendants
+from midstream.local.engine.control import ServerError
 from midstream.local.engine.flags import EngineAddress
 from midstream.local.server import EngineServer
 from midstream.local.tasks.chain_fix import write_tasks
@@ -176,19 +178,23 @@ class CrashTest:
         tasks = self._config.tasks
         write_tasks(tasks.path, tasks.count, seed=seed, difficulty=tasks.difficulty)
         self._checkpoint = warm_start(self._config.model, self._config.warm_start)
-        self._server = EngineServer(
-            self._config.server, model_path=self._checkpoint, log_path=run_dir / "server.log"
-        )
+        self._server = self._new_server()
+
+    def _new_server(self) -> EngineServer:
+        log_path = self._config.run_dir / "server.log"
+        return EngineServer(self._config.server, model_path=self._checkpoint, log_path=log_path)
 
     def run(self, kills: int) -> None:
         """All kills, and the end. Whatever happens, neither server nor job is left."""
-        with self._server:
+        try:
             self._server.start(weight_version=0)
             for number in range(1, kills + 1):
                 self._kill_once(number, server_too=number % SERVER_DIES_EVERY == SERVER_DIES_FIRST)
                 self._check(number, reaper_first=number % REAPED_EVERY == 0)
             self._end()
             self._check(kills, reaper_first=True)
+        finally:
+            self._server.stop()
         self.found.pinned += sorted(unneeded_pins(self._config))
 
     def _kill_once(self, number: int, *, server_too: bool) -> None:
@@ -208,7 +214,17 @@ class CrashTest:
         self.found.left += [f"process {pid} of life {number}" for pid in alive]
         if server_too:
             self.found.servers_killed += 1
+            self._revive_server()
+
+    def _revive_server(self) -> None:
+        try:
             self._server.restart(self._checkpoint, 0)
+        except ServerError as error:
+            # Another process may have taken its port meanwhile.
+            print(f"the server does not come back ({error}): a new one is started", file=sys.stderr)
+            self._server.stop()
+            self._server = self._new_server()
+            self._server.start(weight_version=0)
 
     def _end(self) -> None:
         newest = read_ledger(self._config).checkpoint
@@ -256,9 +272,13 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="midstream-crash-") as scratch:
         test = CrashTest(options.keep or Path(scratch), options.seed)
-        # Whoever stops it sees what was found until then.
-        with suppress(KeyboardInterrupt):
+        # Whoever stops it, or whatever does, what was found until then is told.
+        try:
             test.run(options.kills)
+        except KeyboardInterrupt:
+            pass
+        except Exception:
+            traceback.print_exc()
     found = test.found
     counts = {
         "prompts lost": found.lost,
@@ -274,6 +294,8 @@ def main() -> int:
     rows.append({"servers killed": found.servers_killed, "minutes": (time.monotonic() - began) / 60})
     rows += [{"fault": name, "what": fault} for name, faults in counts.items() for fault in faults]
     publish(targets, rows, as_json=options.json)
+    if any(counts.values()):
+        return 1
     return 0 if found.kills == options.kills else INTERRUPTED
 
 
