@@ -10,7 +10,7 @@ from result import target
 
 from midstream.envs.pool.metrics import percentile
 from midstream.local.events import RunEvents
-from midstream.local.summary import finite, mean, response_tokens, summarise
+from midstream.local.summary import finite, mean, response_tokens, summarise, total
 
 WAIT, NAIVE = "wait", "naive"
 BEST_DISCARD, DISCARD_TWICE = "discard, best", "discard, 2x"
@@ -65,7 +65,9 @@ def _row(variant: Variant, runs: Mapping[str, RunEvents], seed: int) -> Row:
         "over_sampling": variant.factor,
         "seed": seed,
         "rollouts_per_hour": round(pace, 1),
-        "trained_tokens_per_hour": round(pace * (run["mean_response_tokens"] or 0.0), 1),
+        "trained_tokens_per_hour": round(3600 * total(events.steps, "trained_tokens") / run["wall_s"], 1)
+        if run["wall_s"]
+        else 0.0,
         "left_waiting_fraction": run["buffered_tokens"] / generated,
         "reprefilled_fraction": run["reprefilled_tokens"] / generated,
         **{name: run[name] for name in KEPT},

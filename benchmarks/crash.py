@@ -277,7 +277,7 @@ def main() -> int:
             test.run(options.kills)
         except KeyboardInterrupt:
             pass
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever it is, what was found is worth an hour
             traceback.print_exc()
     found = test.found
     counts = {

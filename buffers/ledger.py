@@ -5,17 +5,17 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from midstream.buffers.journal.errors import JournalDamaged, OwnershipError
+from midstream.buffers.journal.errors import JournalDamaged, JournalError, OwnershipError
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group as Journaled
 from midstream.buffers.journal.records import Member
+from midstream.buffers.journal.rollback import DAMAGED
 
 Group = TypeVar("Group")
 Seen = TypeVar("Seen", contravariant=True)
 
 BY_HOST = "host"
 """Why a group is dropped that the host neither trained on nor gave back: its filters, or an abort."""
-DAMAGED = "damaged"
 # A host that generates beside training may hand over so many steps ahead of the one that is trained.
 _STEPS_AHEAD = 2
 # Queues of finished groups are shorter than that; who waits for longer may have been given up.
@@ -53,6 +53,8 @@ class Ledger(Generic[Group]):
 
     What the journal refers to stays in the store: ``is_in_use`` says so to whoever would delete a snapshot.
 
+    ``hand_overs`` counts the steps that were given to training.
+
     ``host_keeps`` says whether groups may stay with the host from one hand-over to the next, finished or not. One
     that is then not handed over is not given up: it may be next, and nothing but the host's word tells. Where
     the host keeps nothing, a hand-over ends all groups in flight.
@@ -68,6 +70,7 @@ class Ledger(Generic[Group]):
         self._has_said = False
         self._waiting: set[str] = set()
         self._is_told = False  # of what is handed to training
+        self.hand_overs = 0
 
     def is_in_use(self, snapshot_id: str) -> bool:
         """Whether the journal refers to a snapshot, now or at a checkpoint."""
@@ -114,10 +117,21 @@ class Ledger(Generic[Group]):
             self._drop([self._groups.key(group)], reason)
 
     def handed(self, keys: Iterable[str], rollout_id: int) -> None:
-        """These groups are trained on in step ``rollout_id``; the second step before it is over by now."""
+        """These groups are trained on in step ``rollout_id``; the second step before it is over by now.
+
+        Raises:
+            OwnershipError: one was given back as well.
+        """
         with self._lock:
             self._is_told = True
-            self._hand([key for key in keys if key in self._in_flight], rollout_id)
+            self.hand_overs += 1
+            handed = list(keys)
+            if waiting := [key for key in handed if key in self._waiting]:
+                raise OwnershipError(
+                    f"group {waiting[0]} is trained on in step {rollout_id}, and was given back to wait: a rollout "
+                    "function returns a group or gives it back, not both"
+                )
+            self._hand([key for key in handed if key in self._in_flight], rollout_id)
             self._free(self._journal.trained(rollout_id - _STEPS_AHEAD))
 
     def checkpoint(self, rollout_id: int) -> None:
@@ -127,11 +141,16 @@ class Ledger(Generic[Group]):
         and stay as they were taken.
 
         Raises:
-            OwnershipError: nobody has said what is trained on, and the host keeps groups, so that one cannot tell.
+            OwnershipError: groups are finished, and nobody has ever said what is trained on.
         """
         with self._lock:
-            if not self._is_told:
-                self._guess_hand_over(rollout_id)
+            finished = [key for key, group in self._in_flight.items() if self._is_finished(group)]
+            if finished and not self._is_told:
+                raise OwnershipError(
+                    f"{len(finished)} groups are finished, and nobody has said which of them were trained on: "
+                    "have midstream.hooks.slime.log.log_rollout called with what is trained on, by "
+                    "--custom-rollout-log-function-path or by the function that stands there"
+                )
             self._free(self._journal.trained(rollout_id))
             for key, group in self._in_flight.items():
                 ended = self._ended(group)
@@ -146,7 +165,7 @@ class Ledger(Generic[Group]):
         Damaged groups are dropped, and said. A journal that has not seen a checkpoint is emptied.
 
         Raises:
-            JournalError: the journal has checkpoints, but not this one.
+            JournalError: the journal has checkpoints, but not this one, or none was asked for.
         """
         with self._lock:
             if rollout_id is not None and rollout_id >= 0 and not self._journal.status().checkpoints:
@@ -157,6 +176,8 @@ class Ledger(Generic[Group]):
                     rollout_id,
                 )
                 rollout_id = None
+            if rollout_id is None or rollout_id < 0:
+                self._check_may_go()
             restored = self._journal.roll_back(rollout_id)
             self._in_flight, self._absences, self._is_told = {}, {}, False
             self._waiting = {waiting.key for waiting in restored.waiting}
@@ -167,6 +188,17 @@ class Ledger(Generic[Group]):
                 except JournalDamaged as damage:
                     self.lost(waiting.key, damage)
             return found
+
+    def _check_may_go(self) -> None:
+        """Raise JournalError where a job that goes on from nothing would throw away what another could go on from."""
+        status = self._journal.status()
+        # With a single checkpoint the host may have died before its own was complete, and has none to load.
+        if len(status.checkpoints) > 1:
+            raise JournalError(
+                f"{status.buffered.groups} groups wait in {self._journal.directory}, which has the checkpoints "
+                f"{', '.join(map(str, status.checkpoints))}, and the job loads none: load one of these (--load), or "
+                "begin anew in another run_dir, or without that folder"
+            )
 
     def lost(self, key: str, damage: Exception) -> None:
         """A group that waited cannot be read."""
@@ -190,23 +222,6 @@ class Ledger(Generic[Group]):
             self._note_absent()
         else:
             self._drop(list(self._in_flight), BY_HOST)
-
-    def _guess_hand_over(self, rollout_id: int) -> None:
-        finished = [key for key, group in self._in_flight.items() if self._is_finished(group)]
-        if not finished:
-            return
-        told = "have midstream.hooks.slime.log.log_rollout called with what is trained on"
-        if self._host_keeps:
-            raise OwnershipError(
-                f"{len(finished)} groups are finished, and nobody said which of them were trained on: {told}"
-            )
-        _logger.warning(
-            "%d groups are finished and nobody said which were trained on: all count as trained in step %d; %s",
-            len(finished),
-            rollout_id,
-            told,
-        )
-        self._hand(finished, rollout_id)
 
     def _note_absent(self) -> None:
         for key, group in self._in_flight.items():

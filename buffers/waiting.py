@@ -115,6 +115,10 @@ class Waiting(Generic[Group]):
         self.tally.groups = len(self)
         return kept
 
+    def put_back(self, groups: Iterable[Group]) -> None:
+        """Let groups wait again that were taken and could not be handed out, before all others."""
+        self.groups = [*groups, *self.groups]
+
     def take(self, count: int, version: int | None) -> list[Group]:
         """Remove and return at most ``count`` groups; fewer where some are dropped on the way.
 
@@ -157,8 +161,9 @@ class Waiting(Generic[Group]):
         )
         if any(choice.action is Action.DROP for choice in choices):
             raise ValueError(
-                f"midstream.resume_policy: {self._policy.name} drops a group that is on its way; "
-                "choose_measured may resume, rewind, fork or restart"
+                f"midstream.resume_policy: {self._policy.name}, or with it midstream.bounds.beyond="
+                f"{self._bounds.beyond}, drops a group that is on its way; choose_measured may resume, rewind, fork "
+                "or restart, within the bounds"
             )
         self.tally.ratio_checked += 1
         self.tally.ratio_anchored += any(choice.changes for choice in choices)
@@ -185,6 +190,7 @@ class Waiting(Generic[Group]):
     def _change(self, member: Member, choice: Choice, members: Sequence[Member]) -> None:
         kept, *others = member.rollouts or [PartialRollout("", "")]
         made = sum(rollout.own_tokens for rollout in member.rollouts)
+        has_given_up = kept.status.finished
         before = set(kept.snapshots)
         if choice.action is Action.FORK:
             source = members[choice.source]
@@ -192,7 +198,10 @@ class Waiting(Generic[Group]):
             self._share(kept.snapshots.keys() - before)
             member.fork(kept, source)
         else:
-            left = choice.apply(kept) + _snapshots(others)
+            left = choice.apply(kept)
+            if has_given_up:
+                left = []
+            left += _snapshots(others)
             member.store(kept)
         self.tally.discarded_tokens[choice.reason] += made - kept.own_tokens
         self.tally.count(choice.action)
@@ -221,4 +230,6 @@ def _goes_on(member: Member) -> bool:
 
 
 def _snapshots(rollouts: Iterable[PartialRollout]) -> list[Snapshot]:
-    return [snapshot for rollout in rollouts for snapshot in rollout.snapshots.values()]
+    """Those that have not been given up: who has ended has done so."""
+    unfinished = [rollout for rollout in rollouts if not rollout.status.finished]
+    return [snapshot for rollout in unfinished for snapshot in rollout.snapshots.values()]

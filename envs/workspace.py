@@ -6,7 +6,13 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from midstream.conf.schema import LayerConfig
-from midstream.envs.errors import AgentFault, EnvironmentFailure, RestoreMismatch, WorkspaceLimit
+from midstream.envs.errors import (
+    AgentFault,
+    EnvironmentFailure,
+    RestoreMismatch,
+    SnapshotError,
+    WorkspaceLimit,
+)
 from midstream.envs.pool.leases import Lease
 from midstream.envs.pool.pool import Pool
 from midstream.envs.protocol import Observation, Snapshot, Step, Task
@@ -229,9 +235,18 @@ class WorkspaceFactory:
         return self.environment_class(self, task, lease, snapshot)
 
     async def keep(self, snapshots: Sequence[Snapshot]) -> None:
-        """Has these outlast this process, also through a power cut. Raises SnapshotError."""
+        """Has these outlast this process, also through a power cut.
+
+        Raises SnapshotError for the first that cannot be kept; the others are all the same.
+        """
+        failures = []
         for snapshot in snapshots:
-            await self.retention.keep(snapshot)
+            try:
+                await self.retention.keep(snapshot)
+            except SnapshotError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def adopt(self, needed: Collection[str]) -> frozenset[str]:
         """Takes over what earlier processes of this run kept, as far as it is needed; the rest may go.

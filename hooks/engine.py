@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,9 +22,12 @@ _RETRY_FIRST_S = 0.25
 _RETRY_LONGEST_S = 1.0  # no longer, so that an abort is noticed in a wait
 # The answers with which a proxy or an engine that starts, stops or is paused says "not now".
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_ASK_S = 5.0  # for an engine to say its version
 _ERROR_BODY_CHARACTERS = 500
 
 Answer = TypeVar("Answer")
+
+_logger = logging.getLogger(__name__)
 
 
 class EngineUnavailable(Exception):
@@ -78,6 +83,22 @@ class Engine:
         at the version after that one, since the host has loaded weights that were trained since.
         """
         self._before, self.version = version, version + 1
+
+    def ask_version(self) -> None:
+        """Learn the version that the engine serves now, from outside of a loop.
+
+        Blocks for as long as one token of prefill takes, at most for ``_ASK_S``. An engine that does not answer
+        changes nothing.
+        """
+        body = json.dumps({"input_ids": [0], "sampling_params": {"max_new_tokens": 0}}).encode()
+        request = urllib.request.Request(f"{self.url}/generate", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=_ASK_S) as answer:
+                found = json.load(answer)["meta_info"]["weight_version"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            _logger.info("the engine at %s did not say its version: %s", self.url, error)
+            return
+        self.version = self._counted_on(found)
 
     async def generate(
         self,
@@ -218,12 +239,19 @@ class Engine:
             self._loop = loop
         return self._session
 
+    def _counted_on(self, answered: Any) -> int:
+        """The version of an answer, as versions are counted over restarts of the job."""
+        version = policy_version(answered)
+        if self._before is not None:
+            self._offset = self._before + 1 - version if version <= self._before else 0
+            self._before = None
+        return version + self._offset
+
     def _read(self, answer: Mapping[str, Any], dispatch_version: int | None) -> Generation:
         """The answer, with versions as they are counted over restarts of the job."""
-        if self._before is not None and (answer.get("meta_info") or {}).get("weight_version") is not None:
-            first = policy_version(answer["meta_info"]["weight_version"])
-            self._offset = self._before + 1 - first if first <= self._before else 0
-            self._before = None
+        answered = (answer.get("meta_info") or {}).get("weight_version")
+        if answered is not None:
+            self._counted_on(answered)
         known = None if dispatch_version is None else dispatch_version - self._offset
         generation = read_generation(answer, known)
         if not self._offset:
@@ -242,9 +270,7 @@ class Engine:
         self._count_prompt(generation.meta_info, again=again)
         if generation.spans:
             answered = generation.meta_info.get("weight_version")
-            self.version = (
-                generation.spans[-1].version if answered is None else policy_version(answered) + self._offset
-            )
+            self.version = generation.spans[-1].version if answered is None else self._counted_on(answered)
 
 
 def _excerpt(body: bytes) -> str:

@@ -155,7 +155,9 @@ class Play:
             return await self.environments.resume(self.task, self.rollout.snapshots[snapshot_id])
         except _UNUSABLE as failure:
             _logger.warning("snapshot %s cannot be restored, going back before it: %s", snapshot_id, failure)
+            lost = self.rollout.snapshots[snapshot_id]
             self.rollout.forget(snapshot_id)
+            await give_up(self.environments, self.release([lost]))
             raise
 
     async def _begun(self) -> tuple[Environment, str]:

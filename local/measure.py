@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from midstream.buffers.lags import state_lag, token_lags, trajectory_lag
+from midstream.buffers.lags import state_lag, trajectory_lag
 from midstream.buffers.rollout import PartialRollout
 from midstream.local.rollout import RolloutBatch
 
@@ -12,12 +12,15 @@ from midstream.local.rollout import RolloutBatch
 def rollout_fields(rollouts: Sequence[PartialRollout], version: int) -> dict[str, Any]:
     """Lengths, turns, lags and seconds in the environment of the trained rollouts.
 
-    Lags are under the policy ``version`` that trains on them. ``trained_tokens`` are those that the loss sees;
-    lengths and lags are of all tokens of the model, also of those that a sibling made.
+    Lags are under the policy ``version`` that trains on them. ``trained_tokens`` and ``lag_token`` are of the tokens
+    that the loss sees; lengths and the other lags are of whole rollouts, with what a sibling made.
     """
     lags: Counter[int] = Counter()
     for rollout in rollouts:
-        lags += token_lags(rollout, version)
+        for span in rollout.spans:
+            trained = sum(rollout.loss_mask[span.start : span.end])
+            if trained:
+                lags[version - span.version] += trained
     return {
         "trained_rollouts": len(rollouts),
         "trained_tokens": sum(sum(rollout.loss_mask) for rollout in rollouts),

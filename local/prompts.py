@@ -7,8 +7,13 @@ import random
 from argparse import Namespace
 from pathlib import Path
 
+from midstream.envs.store.packs import sync_directory
 from midstream.envs.tasks import load_tasks
 from midstream.local.sample import Sample
+
+
+class PromptsError(Exception):
+    """The prompts' position is not there, or damaged."""
 
 
 class RolloutDataSource:
@@ -49,14 +54,29 @@ class RolloutDataSource:
         path = _state_path(self._args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({"taken": self._taken}))
+        with temporary.open("w") as file:
+            json.dump({"taken": self._taken}, file)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync_directory(path.parent)
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Go on from the position that ``save(rollout_id)`` left under ``args.load``."""
+        """Go on from the position that ``save(rollout_id)`` left under ``args.load``.
+
+        Raises:
+            PromptsError: it cannot be read.
+        """
         if self._args.load is None or rollout_id is None:
             return
-        self._taken = json.loads(_state_path(self._args.load, rollout_id).read_text())["taken"]
+        path = _state_path(self._args.load, rollout_id)
+        try:
+            self._taken = json.loads(path.read_text())["taken"]
+        except (OSError, ValueError, LookupError) as error:
+            raise PromptsError(
+                f"{path}, the position of the prompts at checkpoint {rollout_id}, cannot be read "
+                f"({type(error).__name__}: {error}): go on from another checkpoint"
+            ) from error
 
 
 def _state_path(folder: str, rollout_id: int) -> Path:

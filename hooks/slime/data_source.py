@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
+from midstream.buffers.journal.errors import JournalError
 from midstream.buffers.ledger import BY_HOST
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
@@ -68,6 +69,8 @@ class DataSource:
         self._ledger = open_ledger(args)
         keep_ledger(args, self._ledger)
         self._has_begun = False
+        self._undelivered: list[Group] = []  # prompts that the host has counted, and nobody got
+        self._asked_after: int | None = None  # hand-overs, when the engine was asked for its version
         # The prompts and the buffer have none of their own, and a checkpoint is of both at one moment.
         self._lock = threading.RLock()
 
@@ -97,17 +100,24 @@ class DataSource:
     def get_samples(self, num_samples: int) -> list[Group]:
         """Return ``num_samples`` groups: those that wait first, then new prompts.
 
-        The policy's version is that of the engine's last answer.
-
         Raises:
-            JournalError: the journal cannot be written, or a new group is there already.
+            JournalError: the journal cannot be written, or a new group is there already. Nothing is lost then: the
+                next call hands out the same groups.
         """
         with self._lock:
             self._begin()
-            groups = self._buffer.take(num_samples, engine_of(self._args).version)
-            new = self._prompts.get_samples(num_samples - len(groups)) if len(groups) < num_samples else []
-            self._ledger.check_new(new)
-            self._ledger.taken(groups + new)
+            groups = self._buffer.take(num_samples, self._version())
+            missing = num_samples - len(groups)
+            if missing > len(self._undelivered):
+                self._undelivered += self._prompts.get_samples(missing - len(self._undelivered))
+            new = self._undelivered[:missing]
+            try:
+                self._ledger.check_new(new)
+                self._ledger.taken(groups + new)
+            except JournalError:
+                self._buffer.put_back(groups)
+                raise
+            del self._undelivered[:missing]
             return groups + new
 
     def add_samples(self, samples: list[Group]) -> None:
@@ -153,6 +163,10 @@ class DataSource:
         """
         with self._lock:
             self._begin()
+            if self._undelivered:
+                self._ledger.buffered(self._undelivered)
+                self._buffer.put_back(self._undelivered)
+                self._undelivered = []
             # First, so that a position never stands without the groups that were taken before it.
             self._ledger.checkpoint(rollout_id)
             self._prompts.save(rollout_id)
@@ -189,6 +203,17 @@ class DataSource:
         if versions:
             engine_of(self._args).go_on_after(max(versions))
 
+    def _version(self) -> int | None:
+        """The policy's version, asked of the engine once a step where something waits.
+
+        The engine's last answer is of the step before: the host takes first, and then generates.
+        """
+        engine = engine_of(self._args)
+        if len(self._buffer) and self._asked_after != self._ledger.hand_overs:
+            self._asked_after = self._ledger.hand_overs
+            engine.ask_version()
+        return engine.version
+
     def _abandon(self, snapshots: Iterable[Snapshot]) -> None:
         abandoned_of(self._args).extend(holds_of(self._args).release(snapshots))
 
@@ -215,15 +240,14 @@ class DataSource:
 
 def _check_flags(args: Namespace, policy: Policy) -> None:
     """Raise ValueError where the host's flags would make the layer do something else than it says."""
+    if args.custom_rollout_log_function_path is None:
+        raise ValueError(
+            "nothing would say which groups are trained on, which a restart has to know: add "
+            "--custom-rollout-log-function-path midstream.hooks.slime.log.log_rollout, or a function of your own "
+            "that calls it"
+        )
     if host_keeps_groups(args):
         # It hands back what is unfinished whatever the flags say, and cuts nothing off to end a step.
-        if args.custom_rollout_log_function_path is None:
-            raise ValueError(
-                f"--rollout-function-path {args.rollout_function_path} may keep groups from step to step, and nothing "
-                "would say which are trained on: add --custom-rollout-log-function-path "
-                "midstream.hooks.slime.log.log_rollout, or set midstream.journal.host_keeps_groups=false if it "
-                "keeps none"
-            )
         return
     setting = f"midstream.resume_policy={policy.name}"
     if policy.cut_off in (CutOff.EMPTIED, CutOff.KEPT) and not args.partial_rollout:

@@ -21,6 +21,7 @@ def host_args(folder: Path, tasks: list[dict[str, Any]], **settings: Any) -> Nam
         "over_sampling_batch_size": 4,
         "partial_rollout": True,
         "buffer_filter_path": None,
+        "custom_rollout_log_function_path": "midstream.hooks.slime.log.log_rollout",
         "rollout_function_path": "midstream.local.rollout.generate_rollout",
         "save": None,
         "load": None,

@@ -8,6 +8,7 @@ from argparse import Namespace
 import pytest
 
 from midstream.buffers.journal.errors import JournalError, JournalInUse, OwnershipError
+from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.status import status_of
 from midstream.envs.errors import SnapshotMissing
 from midstream.hooks.slime import buffer
@@ -164,16 +165,58 @@ def test_what_ended_beside_a_running_member_is_not_lost(jobs: Jobs) -> None:
     assert recorded_rollout(again[0]) == recorded_rollout(group[0])
 
 
-def test_a_host_that_never_says_what_it_trains_on_is_told(
-    jobs: Jobs, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_that_never_says_what_it_trains_on_is_refused(jobs: Jobs) -> None:
     source = jobs.start()
     [group] = source.get_samples(1)
     for sample in group:
         end(sample)
+    with pytest.raises(OwnershipError, match="1 groups are finished.*log_rollout"):
+        source.save(0)
+    source.close()
+    jobs.source = None
+    jobs.args.custom_rollout_log_function_path = None
+    with pytest.raises(ValueError, match="which groups are trained on.*add --custom-rollout-log"):
+        jobs.start()
+
+
+def test_a_group_that_is_trained_on_and_given_back_is_refused(jobs: Jobs) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    source.add_samples([group])
+    with pytest.raises(OwnershipError, match="group 0 is trained on in step 3, and was given back"):
+        jobs.train(3, group)
+
+
+def test_what_the_journal_could_not_take_down_goes_out_next(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    play(group[0], (3, "a"))
+    source.add_samples([group])
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Journal, "taken", fails)
+        for _ in range(2):
+            with pytest.raises(JournalError, match="disk is full"):
+                source.get_samples(3)
+    assert numbers(source.waiting_groups) == [0]
+    assert numbers(source.get_samples(2)) == [0, 1]
     source.save(0)
-    assert "log_rollout" in caplog.text
-    assert jobs.start(load=0).get_buffer_length() == 0
+    assert numbers(jobs.start(load=0).get_samples(4)) == [0, 1, 2, 3], "what nobody got waits, too"
+
+
+def fails(*_: object) -> None:
+    raise JournalError("the disk is full")
+
+
+def test_a_job_that_would_throw_the_buffer_away_is_refused(jobs: Jobs) -> None:
+    source = jobs.start()
+    source.add_samples(source.get_samples(2))
+    for rollout_id in (3, 4):
+        source.save(rollout_id)
+    with pytest.raises(JournalError, match="2 groups wait.*checkpoints 3, 4.*--load.*another run_dir"):
+        jobs.start().get_samples(1)
+    assert numbers(jobs.start(load=4).waiting_groups) == [0, 1]
 
 
 def test_a_second_job_on_the_run_directory_is_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_a_host_that_keeps_groups_has_to_say_what_it_trains_on(keeping: Jobs) ->
         keeping.source.save(1)
     keeping.args.custom_rollout_log_function_path = None
     keeping.source.close()
-    with pytest.raises(ValueError, match="may keep groups from step to step.*add --custom-rollout-log"):
+    with pytest.raises(ValueError, match="which groups are trained on.*add --custom-rollout-log"):
         DataSource(keeping.args)
 
 
