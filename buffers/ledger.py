@@ -1,5 +1,6 @@
 """Who owns each group of a run, written into the journal wherever that changes."""
 
+import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -71,6 +72,8 @@ class Ledger(Generic[Group]):
         self._waiting: set[str] = set()
         self._is_told = False  # of what is handed to training
         self.hand_overs = 0
+        self.version: int | None = None
+        self._next: int | None = None  # the number of the new group that comes next, where that is known
 
     def is_in_use(self, snapshot_id: str) -> bool:
         """Whether the journal refers to a snapshot, now or at a checkpoint."""
@@ -93,15 +96,33 @@ class Ledger(Generic[Group]):
                 self._waiting.discard(self._groups.key(group))
 
     def check_new(self, groups: Sequence[Group]) -> None:
-        """Raise OwnershipError where the key of a new group is one that is there already."""
+        """Raise OwnershipError where a new group is one that is there already, or not the one that comes next.
+
+        What comes next is known where the host counts its groups one by one.
+        """
+        with self._lock:
+            for key in map(self._groups.key, groups):
+                is_twice = key in self._in_flight or key in self._waiting
+                is_next = self._next is None or key == str(self._next)
+                if is_twice or not is_next:
+                    raise OwnershipError(
+                        f"the prompts are not where the buffer is: group {key} is handed out as new, "
+                        + ("and is there already" if is_twice else f"and group {self._next} comes next")
+                        + "; load the state of the prompts that was saved with the buffer (where the host died while "
+                        "it saved, that of the checkpoint before), or set another run_dir"
+                    )
+                self._next = int(key) + 1 if key.isdecimal() else None
+
+    def check_in_flight(self, groups: Sequence[Group]) -> None:
+        """Raise OwnershipError where the host does not have one of these groups, or names it twice."""
         with self._lock:
             keys = [self._groups.key(group) for group in groups]
-            twice = [key for key in keys if key in self._in_flight or key in self._waiting]
-        if twice:
-            raise OwnershipError(
-                f"the prompts count anew: group {twice[0]} is handed out as new, and waits or is in flight "
-                "already; load the state of the prompts that was saved with the buffer, or set another run_dir"
-            )
+            for key in keys:
+                if key not in self._in_flight or keys.count(key) > 1:
+                    raise OwnershipError(
+                        f"group {key} is given back or given up, and is not in flight: that was done already, it was "
+                        "trained on, or it was never handed out"
+                    )
 
     def buffered(self, groups: Sequence[Group]) -> None:
         """These groups wait now."""
@@ -134,8 +155,10 @@ class Ledger(Generic[Group]):
             self._hand([key for key in handed if key in self._in_flight], rollout_id)
             self._free(self._journal.trained(rollout_id - _STEPS_AHEAD))
 
-    def checkpoint(self, rollout_id: int) -> None:
+    def checkpoint(self, rollout_id: int, version: int | None = None) -> None:
         """Mark this moment as that of the host's checkpoint ``rollout_id``; that step is over.
+
+        ``version`` is the policy's, as far as it is known; ``restore`` gives it back as ``self.version``.
 
         Of the groups in flight, rollouts that have ended are written down; others may be changing at this moment,
         and stay as they were taken.
@@ -157,7 +180,8 @@ class Ledger(Generic[Group]):
                 if ended:
                     members = {position: self._groups.member(group, position) for position in ended}
                     self._free(self._journal.updated(key, members))
-            self._free(self._journal.checkpoint(rollout_id))
+            note = json.dumps({"version": version, "next": self._next})
+            self._free(self._journal.checkpoint(rollout_id, note))
 
     def restore(self, rollout_id: int | None) -> dict[str, tuple[Member, ...]]:
         """Return to a checkpoint, or to nothing; gives the rollouts of what waits then, by key, oldest first.
@@ -168,7 +192,9 @@ class Ledger(Generic[Group]):
             JournalError: the journal has checkpoints, but not this one, or none was asked for.
         """
         with self._lock:
-            if rollout_id is not None and rollout_id >= 0 and not self._journal.status().checkpoints:
+            notes = self._journal.notes()
+            if rollout_id is not None and rollout_id >= 0 and not notes:
+                self._check_empty()
                 _logger.warning(
                     "the journal in %s has no checkpoint, so no group waits to go on; if checkpoint %d was made "
                     "with another midstream.run_dir, set that one",
@@ -177,9 +203,11 @@ class Ledger(Generic[Group]):
                 )
                 rollout_id = None
             if rollout_id is None or rollout_id < 0:
-                self._check_may_go()
+                self._check_may_go(list(notes))
             restored = self._journal.roll_back(rollout_id)
-            self._in_flight, self._absences, self._is_told = {}, {}, False
+            note = json.loads(notes[rollout_id]) if rollout_id in notes else {"version": None, "next": None}
+            self.version, self._next = note["version"], note["next"]
+            self._in_flight, self._absences = {}, {}
             self._waiting = {waiting.key for waiting in restored.waiting}
             found: dict[str, tuple[Member, ...]] = {}
             for waiting in restored.waiting:
@@ -189,15 +217,23 @@ class Ledger(Generic[Group]):
                     self.lost(waiting.key, damage)
             return found
 
-    def _check_may_go(self) -> None:
+    def _check_may_go(self, checkpoints: Sequence[int]) -> None:
         """Raise JournalError where a job that goes on from nothing would throw away what another could go on from."""
-        status = self._journal.status()
         # With a single checkpoint the host may have died before its own was complete, and has none to load.
-        if len(status.checkpoints) > 1:
+        if len(checkpoints) > 1:
             raise JournalError(
-                f"{status.buffered.groups} groups wait in {self._journal.directory}, which has the checkpoints "
-                f"{', '.join(map(str, status.checkpoints))}, and the job loads none: load one of these (--load), or "
+                f"{len(self._journal.waiting())} groups wait in {self._journal.directory}, which has the checkpoints "
+                f"{', '.join(map(str, checkpoints))}, and the job loads none: load one of these (--load), or "
                 "begin anew in another run_dir, or without that folder"
+            )
+
+    def _check_empty(self) -> None:
+        """Raise JournalError where there are groups and no checkpoint, although the host has one."""
+        if self._journal.waiting():
+            raise JournalError(
+                f"groups wait in {self._journal.directory}, but it has no checkpoint: they are of another run, or "
+                "damage took its checkpoints. Set another run_dir, or move that folder away to begin with an empty "
+                "buffer"
             )
 
     def lost(self, key: str, damage: Exception) -> None:

@@ -82,6 +82,7 @@ class JournalFile:
             max(newest, mark), mark, max((row.place for row in groups), default=0), references
         )
         self._is_known = True
+        self._opened_as = self.path.stat()
 
     @property
     def references(self) -> frozenset[str]:
@@ -95,6 +96,17 @@ class JournalFile:
         with self._thread:
             self._check_open()
             return snapshot_id in self._known.references
+
+    def check_there(self) -> None:
+        """Raise JournalError where what is open is not what lies in the directory any more."""
+        with self._thread:
+            self._check_open()
+            if not (self._lock.is_there() and _is_same(self.path, self._opened_as)):
+                raise JournalError(
+                    f"{self.path} was removed or replaced while this job had it open: nothing that waits would outlast "
+                    "a restart, and another job could start beside this one. Start again from the last checkpoint, "
+                    "with another run_dir, or with the folder put back"
+                )
 
     def next_place(self) -> int:
         """A place behind all others. A transaction that fails leaves a gap, which does no harm."""
@@ -155,6 +167,13 @@ def _make(directory: Path) -> None:
         _make(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
+
+
+def _is_same(path: Path, as_it_was: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), as_it_was)
+    except FileNotFoundError:
+        return False
 
 
 def _count(references: Counter[str], changes: Counter[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from midstream.buffers.journal.change import Change
 from midstream.buffers.journal.errors import JournalDamaged, JournalError, OwnershipError
 from midstream.buffers.journal.file import JournalFile
 from midstream.buffers.journal.ownership import CHANGEABLE, coming_to, present_in
-from midstream.buffers.journal.reading import groups_in, journaled_members, waiting_groups
+from midstream.buffers.journal.reading import checkpoints, groups_in, journaled_members, waiting_groups
 from midstream.buffers.journal.records import Group, JournalStatus, Member, Restored, State, Waiting
 from midstream.buffers.journal.schema import GroupRow
 from midstream.buffers.journal.status import read_status
@@ -123,13 +123,18 @@ class Journal:
                 change.end_group(*present, State.DROPPED, reason)
         return change.released
 
-    def checkpoint(self, rollout_id: int) -> frozenset[str]:
+    def checkpoint(self, rollout_id: int, note: str = "") -> frozenset[str]:
         """Marks this moment as that of the host's checkpoint ``rollout_id``; it outlasts a power cut.
 
-        Call it before the host writes its own. Older checkpoints than the last ``keep_checkpoints`` go.
+        Call it before the host writes its own. Older checkpoints than the last ``keep_checkpoints`` go. ``note``
+        is whatever the caller wants to know after a return to it, see ``notes``.
+
+        Raises:
+            JournalError: also where the files were removed or replaced while they were open.
         """
+        self._file.check_there()
         with self._file.changing(durable=True) as change:
-            rollback.mark(change, rollout_id, self._keep)
+            rollback.mark(change, rollout_id, self._keep, note)
         try:
             self._file.settle()
         except JournalDamaged:
@@ -163,6 +168,11 @@ class Journal:
                 len(waiting),
             )
         return Restored(tuple(waiting), tuple(damaged))
+
+    def notes(self) -> dict[int, str]:
+        """The checkpoints, oldest first, each with its note."""
+        with self._file.reading() as connection:
+            return {row.id: row.note for row in checkpoints(connection)}
 
     def waiting(self) -> list[Waiting]:
         """The groups that wait, in the order in which they came."""

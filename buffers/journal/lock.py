@@ -51,7 +51,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         """Raises JournalInUse where another job holds it, JournalError where the directory cannot be written."""
-        path = directory / NAME
+        path = self._path = directory / NAME
         self._fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -73,6 +73,13 @@ class DirectoryLock:
             raise cannot_write(directory, error) from error
         self._fd = fd
         _held.add(self)
+
+    def is_there(self) -> bool:
+        """Whether another job would find the file that this one has locked."""
+        try:
+            return self._fd >= 0 and os.path.samestat(self._path.stat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Lets go; fine where that is done already."""

@@ -19,6 +19,7 @@ from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, Membe
 from midstream.envs.store.packs import sync_directory
 
 _SUFFIX = ".rebuilt"
+DAMAGED_SUFFIX = ".damaged"
 # Row numbers are given one by one, so none is above this.
 _LAST = 1 << 40
 # After so many rows that cannot be read, one by one, the whole table is lost.
@@ -29,12 +30,19 @@ _AT_ONCE = 100
 
 
 def rebuild(path: Path) -> None:
-    """Puts a new file in the place of the journal at `path`, which nobody has open. Raises JournalError."""
+    """Puts a new file in the place of the journal at `path`, which nobody has open; the old one stays beside it.
+
+    Raises JournalError.
+    """
     fresh = path.with_name(path.name + _SUFFIX)
     _remove(fresh)
     try:
         _make(fresh, path)
         _check_closed(path)
+        # Whoever knows more about it than this may still read it.
+        aside = path.with_name(path.name + DAMAGED_SUFFIX)
+        aside.unlink(missing_ok=True)
+        os.link(path, aside)
         fresh.replace(path)
         sync_directory(path.parent)
     except OSError as error:

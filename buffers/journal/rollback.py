@@ -13,10 +13,10 @@ DAMAGED = "damaged"
 _LIVE = (State.TAKEN, State.BUFFERED, State.HANDED)
 
 
-def mark(change: Change, rollout_id: int, keep: int) -> None:
+def mark(change: Change, rollout_id: int, keep: int, note: str) -> None:
     """Makes this transaction the checkpoint `rollout_id`, and deletes what only older ones than `keep` needed."""
     tallies = change.connection.execute("SELECT * FROM tallies").fetchall()
-    row = CheckpointRow(rollout_id, change.number, json.dumps(tallies))
+    row = CheckpointRow(rollout_id, change.number, json.dumps(tallies), note)
     for table in CHECKPOINTS:
         change.connection.execute(f"DELETE FROM {table.name} WHERE id = ?", (rollout_id,))
         change.connection.execute(table.insert, sealed(row))

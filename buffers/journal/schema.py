@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from midstream.buffers.journal.errors import JournalDamaged
 
-FORMAT = 1
+FORMAT = 2
 _SEAL_BYTES = 8
 
 _SCHEMA = """CREATE TABLE groups (
@@ -33,8 +33,8 @@ CREATE TABLE tallies (
     state TEXT, reason TEXT, groups INTEGER, rollouts INTEGER, tokens INTEGER, turns INTEGER, bytes INTEGER,
     PRIMARY KEY (state, reason)
 ) WITHOUT ROWID;
-CREATE TABLE checkpoints (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, seal BLOB);
-CREATE TABLE checkpoints_again (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, seal BLOB)"""
+CREATE TABLE checkpoints (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, note TEXT, seal BLOB);
+CREATE TABLE checkpoints_again (id INTEGER PRIMARY KEY, mark INTEGER, tallies TEXT, note TEXT, seal BLOB)"""
 SCHEMA = _SCHEMA.split(";\n")
 
 
@@ -70,11 +70,12 @@ class MemberRow(NamedTuple):
 
 
 class CheckpointRow(NamedTuple):
-    """`tallies` is a JSON list of the rows of that table, as they were."""
+    """`tallies` is a JSON list of the rows of that table, as they were; `note` is the caller's."""
 
     id: int
     mark: int
     tallies: str
+    note: str
 
 
 AnyRow = GroupRow | MemberRow | CheckpointRow

@@ -6,11 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from midstream.buffers.journal.errors import JournalError, JournalInUse
+from midstream.buffers.journal.errors import JournalDamaged, JournalError, JournalInUse
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.runs import FOLDER
 from midstream.buffers.ledger import Ledger
-from midstream.buffers.rollout import RecordError
 from midstream.conf.schema import LayerConfig
 from midstream.envs.errors import SnapshotMissing
 from midstream.envs.protocol import EnvironmentFactory
@@ -58,15 +57,26 @@ def restored_groups(ledger: Ledger[Group], rollout_id: int | None, sample_class:
     """The groups that waited at a checkpoint, oldest first; those that cannot be read are lost, and said.
 
     Raises:
-        JournalError: the journal has no such checkpoint, but others.
+        JournalError: the journal has no such checkpoint, but others; or a record is of another version of
+            midstream, or of a class that is not there.
     """
     groups = []
     for key, members in ledger.restore(rollout_id).items():
         try:
             groups.append([restored(member.payload, sample_class) for member in members])
-        except (JournalError, RecordError) as error:
-            ledger.lost(key, error)
+        except JournalDamaged as damage:
+            ledger.lost(key, damage)
     return groups
+
+
+def check_sizes(groups: list[Group], size: int) -> None:
+    """Raise JournalError where a group has not as many members as the job is set to have."""
+    for group in groups:
+        if len(group) != size:
+            raise JournalError(
+                f"a group of {len(group)} waits in the journal, and --n-samples-per-prompt is {size}: set it as it "
+                "was, or set another run_dir to begin with an empty buffer"
+            )
 
 
 def adopt_snapshots(environments: EnvironmentFactory, ledger: Ledger[Group]) -> None:

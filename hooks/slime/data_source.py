@@ -5,14 +5,13 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
-from midstream.buffers.journal.errors import JournalError
 from midstream.buffers.ledger import BY_HOST
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
-from midstream.hooks.slime.buffer import adopt_snapshots, open_ledger, restored_groups
+from midstream.hooks.slime.buffer import adopt_snapshots, check_sizes, open_ledger, restored_groups
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
 from midstream.hooks.slime.ratio import measurements_of
@@ -108,13 +107,14 @@ class DataSource:
             self._begin()
             groups = self._buffer.take(num_samples, self._version())
             missing = num_samples - len(groups)
-            if missing > len(self._undelivered):
-                self._undelivered += self._prompts.get_samples(missing - len(self._undelivered))
+            drawn = max(0, missing - len(self._undelivered))
+            if drawn:
+                self._undelivered += self._prompts.get_samples(drawn)
             new = self._undelivered[:missing]
             try:
-                self._ledger.check_new(new)
+                self._ledger.check_new(new[len(new) - drawn :])
                 self._ledger.taken(groups + new)
-            except JournalError:
+            except Exception:
                 self._buffer.put_back(groups)
                 raise
             del self._undelivered[:missing]
@@ -135,8 +135,15 @@ class DataSource:
                 )
         with self._lock:
             self._begin()
+            self._ledger.check_in_flight(samples)
+            waited = self._buffer.groups
             kept = self._buffer.add(samples)
-            self._ledger.buffered(kept)
+            try:
+                self._ledger.buffered(kept)
+            except Exception:
+                # They stay in flight, as the journal has them: they wait after a restart.
+                self._buffer.groups = waited
+                raise
 
     def drop_samples(self, samples: list[Group]) -> None:
         """Note that groups which were handed out are given up: neither trained on nor handed back.
@@ -147,6 +154,7 @@ class DataSource:
             JournalError: the journal cannot be written, or a group is not in flight.
         """
         with self._lock:
+            self._ledger.check_in_flight(samples)
             for group in samples:
                 self._ledger.dropped(group, BY_HOST)
                 rollouts = (rollout for member in self._members(group) for rollout in member.rollouts)
@@ -164,11 +172,12 @@ class DataSource:
         with self._lock:
             self._begin()
             if self._undelivered:
+                self._ledger.taken(self._undelivered)
                 self._ledger.buffered(self._undelivered)
                 self._buffer.put_back(self._undelivered)
                 self._undelivered = []
             # First, so that a position never stands without the groups that were taken before it.
-            self._ledger.checkpoint(rollout_id)
+            self._ledger.checkpoint(rollout_id, engine_of(self._args).version)
             self._prompts.save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -194,14 +203,16 @@ class DataSource:
 
     def _restore(self, rollout_id: int | None) -> None:
         self._has_begun = True
-        self._buffer.groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
+        self._undelivered = []
+        groups = restored_groups(self._ledger, rollout_id, self._host.load("samples", "Sample"))
+        check_sizes(groups, self._args.n_samples_per_prompt)
+        self._buffer.groups = groups
         holds_of(self._args).share(shared_snapshots(self._buffer.groups))
         adopt_snapshots(environments_of(self._args), self._ledger)
         referred = {snapshot.id for rollout in self.waiting() for snapshot in rollout.snapshots.values()}
         holds_of(self._args).inherit(self._ledger.snapshots_in_use() - referred)
-        versions = [span.version for rollout in self.waiting() for span in rollout.spans]
-        if versions:
-            engine_of(self._args).go_on_after(max(versions))
+        if self._ledger.version is not None:
+            engine_of(self._args).go_on_after(self._ledger.version)
 
     def _version(self) -> int | None:
         """The policy's version, asked of the engine once a step where something waits.

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.buffers.journal.encoding import decode, member_of
-from midstream.buffers.journal.errors import JournalDamaged
+from midstream.buffers.journal.errors import JournalDamaged, JournalError
 from midstream.buffers.journal.records import Member, Summary
-from midstream.buffers.rollout import PartialRollout
+from midstream.buffers.rollout import PartialRollout, RecordError
 from midstream.hooks.slime.foreign import is_foreign, rollout_of
 from midstream.hooks.slime.sample import RECORD_KEY, samples_of, store
 
@@ -60,10 +60,15 @@ def restored(payload: bytes, sample_class: Any) -> Any:
 
     Raises:
         JournalDamaged: the bytes are not what it made.
-        JournalError, RecordError: the record is of another version of midstream.
+        JournalError: a record is of another version of midstream, or of a class that cannot be imported.
     """
     try:
         is_split, parts = pickle.loads(payload)
+    except (ImportError, AttributeError) as error:
+        raise JournalError(
+            f"a sample holds what cannot be imported here ({error}): start the job with the code and the PYTHONPATH "
+            "that it was saved with, or set another run_dir to begin with an empty buffer"
+        ) from error
     except Exception as error:
         # Unpickling raises anything.
         raise JournalDamaged(f"a sample cannot be unpacked ({type(error).__name__}: {error})") from error
@@ -74,7 +79,10 @@ def restored(payload: bytes, sample_class: Any) -> Any:
 def _sample(host: dict[str, Any], record: bytes | None, sample_class: Any) -> Any:
     if record is None:
         return sample_class.from_dict(host)
-    rollout = decode(record)
+    try:
+        rollout = decode(record)
+    except RecordError as error:
+        raise JournalError(f"{error}; set another run_dir to begin with an empty buffer") from error
     arrays = {
         "tokens": rollout.prompt_tokens + rollout.tokens,
         "loss_mask": rollout.loss_mask,

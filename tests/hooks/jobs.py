@@ -40,6 +40,7 @@ class Jobs:
             [task | {"label": str(number)} for number in range(TASKS)],
             save=str(folder / "checkpoint"),
             load=str(folder / "checkpoint"),
+            sglang_router_port=hash(folder) % 60_000,  # an engine of its own for each test
             midstream={
                 "run_dir": str(self.run_dir),
                 "resume_policy": "continue",
@@ -60,11 +61,11 @@ class Jobs:
         if self.source is not None:
             self.source.close()
 
-    def position(self, rollout_id: int) -> None:
-        """A state of the host's own prompts, at their beginning."""
+    def position(self, rollout_id: int, taken: int = 0) -> None:
+        """A state of the host's own prompts, after so many groups."""
         path = Path(self.args.load) / "rollout" / f"prompts_{rollout_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"taken": 0}')
+        path.write_text(f'{{"taken": {taken}}}')
 
     def train(self, rollout_id: int, *groups: list[Any]) -> None:
         """What the host says of the groups that it hands to its trainer."""

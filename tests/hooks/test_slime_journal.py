@@ -7,6 +7,7 @@ from argparse import Namespace
 
 import pytest
 
+from midstream.buffers.journal import encoding
 from midstream.buffers.journal.errors import JournalError, JournalInUse, OwnershipError
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.status import status_of
@@ -16,7 +17,7 @@ from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, holds_of
 from midstream.local.sample import Sample
-from tests.hooks.jobs import Jobs, end, numbers, streamed
+from tests.hooks.jobs import MEMBERS, Jobs, end, numbers, streamed
 from tests.hooks.played import play
 from tests.hooks.scripted import ScriptedEngine
 
@@ -78,8 +79,8 @@ def test_a_journal_that_is_ahead_goes_back_to_the_checkpoint(jobs: Jobs) -> None
     play(again[0][0], (3, ""))
     for sample in again[1]:
         end(sample)
-    jobs.train(1, again[1])
     source.add_samples([again[0]])
+    jobs.train(1, again[1])
     source.save(1)
     back = jobs.start(load=0)
     assert numbers(back.waiting_groups) == [0, 1]
@@ -101,16 +102,87 @@ def test_a_new_run_directory_begins_empty_and_says_so(jobs: Jobs, caplog: pytest
     assert "has no checkpoint" in caplog.text and "set that one" in caplog.text
 
 
-def test_prompts_that_count_anew_are_refused(jobs: Jobs) -> None:
+@pytest.mark.parametrize(
+    ("position", "words"),
+    [
+        (0, "group 0 is handed out as new, and is there already"),
+        (1, "group 1 .* group 3 comes next"),
+        (7, "group 7"),
+    ],
+)
+def test_prompts_that_are_not_where_the_buffer_is_are_refused(jobs: Jobs, position: int, words: str) -> None:
+    """A host that dies while it saves may have one without the other."""
+    source = jobs.start()
+    first, second, third = source.get_samples(3)
+    source.add_samples([first])
+    for sample in [*second, *third]:
+        end(sample)
+    jobs.train(0, second, third)
+    source.save(0)
+    jobs.position(0, position)
+    again = jobs.start(load=0)
+    with pytest.raises(OwnershipError, match=f"prompts are not where the buffer is: {words}.*load the state"):
+        again.get_samples(2)
+
+
+@pytest.mark.parametrize("name", ["journal.sqlite", "journal.lock"])
+def test_a_journal_that_is_removed_under_a_job_is_said_at_the_next_save(jobs: Jobs, name: str) -> None:
+    source = jobs.start()
+    source.add_samples(source.get_samples(1))
+    (jobs.run_dir / "buffer" / name).unlink()
+    with pytest.raises(JournalError, match="removed or replaced while this job had it open.*Start again"):
+        source.save(0)
+
+
+def test_groups_of_another_size_are_refused(jobs: Jobs) -> None:
     source = jobs.start()
     source.add_samples(source.get_samples(1))
     source.save(0)
-    jobs.position(0)
-    again = jobs.start(load=0)
-    with pytest.raises(
-        OwnershipError, match="count anew: group 0 is handed out as new, and waits.*load the state"
-    ):
-        again.get_samples(2)
+    jobs.args.n_samples_per_prompt = MEMBERS + 1
+    with pytest.raises(JournalError, match="a group of 2 waits.*--n-samples-per-prompt is 3"):
+        jobs.start(load=0)
+
+
+def test_records_of_another_version_are_refused_and_stay(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jobs.start()
+    [group] = source.get_samples(1)
+    play(group[0], (3, "a"))
+    source.add_samples([group])
+    source.save(0)
+    with monkeypatch.context() as newer:
+        newer.setattr(encoding, "FORMAT", encoding.FORMAT + 1)
+        with pytest.raises(JournalError, match="go on with the version that wrote it"):
+            jobs.start(load=0)
+    assert numbers(jobs.start(load=0).waiting_groups) == [0]
+
+
+def test_a_host_that_gives_back_what_it_does_not_have_is_refused(jobs: Jobs) -> None:
+    source = jobs.start()
+    group, other = source.get_samples(2)
+    with pytest.raises(OwnershipError, match="group 0 is given back or given up, and is not in flight"):
+        source.add_samples([group, group])
+    source.add_samples([group])
+    for refused in (source.add_samples, source.drop_samples):
+        with pytest.raises(OwnershipError, match="group 0 is given back or given up, and is not in flight"):
+            refused([group])
+    assert numbers(source.waiting_groups) == [0]
+    source.add_samples([other])
+    assert numbers(source.get_samples(3)) == [0, 1, 2]
+
+
+def test_what_the_journal_could_not_take_back_waits_after_a_restart(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jobs.start()
+    first, second = source.get_samples(2)
+    source.add_samples([first])
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(Journal, "buffered", fails)
+        with pytest.raises(JournalError, match="disk is full"):
+            source.add_samples([second])
+    assert numbers(source.get_samples(1)) == [0], "the others go on"
+    source.save(0)
+    assert sorted(numbers(jobs.start(load=0).waiting_groups)) == [0, 1]
 
 
 def test_members_that_were_split_stay_together(jobs: Jobs) -> None:
@@ -247,6 +319,7 @@ def answered(jobs: Jobs, *engines: ScriptedEngine) -> list[int]:
     [group] = source.get_samples(1)
     play(group[0], (7, ""))
     source.add_samples([group])
+    engine_of(jobs.args).version = 7
     source.save(0)
     jobs.start(load=0)
     client = engine_of(jobs.args)

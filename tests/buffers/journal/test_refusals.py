@@ -84,7 +84,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 7")
         connection.execute("PRAGMA application_id = 7")
     for opened in (Journal, status_of):
-        with pytest.raises(JournalError, match=r"format 7, .* reads 1: .*run_dir"):
+        with pytest.raises(JournalError, match=r"format 7, .* reads 2: .*run_dir"):
             opened(tmp_path)
 
 
