@@ -27,6 +27,7 @@ import json
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ _SAMPLE_FIELDS = (
 _OBJECT_STORE_BYTES = 100 * 2**20
 _LOGICAL_CPUS = 4  # the manager and its lock each reserve one
 _POLL_S = 0.1
+_PUSH_S = 60.0  # for an engine to take weights
 
 
 class Job:
@@ -127,12 +129,22 @@ class Job:
             body,
             {"Content-Type": "application/json"},
         )
+        give_up_at = time.monotonic() + _PUSH_S
+        while not (outcome := _answer(request))["success"]:
+            # The engine refuses while it still works for a manager that was killed.
+            if time.monotonic() > give_up_at:
+                raise RuntimeError(
+                    f"the engine did not take the weights of version {version}: {outcome['message']}"
+                )
+            time.sleep(_POLL_S)
+
+
+def _answer(request: urllib.request.Request) -> dict[str, Any]:
+    try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            outcome = json.load(answer)
-        if not outcome["success"]:
-            raise RuntimeError(
-                f"the engine did not take the weights of version {version}: {outcome['message']}"
-            )
+            return json.load(answer)
+    except urllib.error.HTTPError as refused:
+        return {"success": False, "message": refused.read().decode(errors="replace")}
 
 
 def _waiting(manager: Any) -> dict[str, Any]:
