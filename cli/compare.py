@@ -82,6 +82,7 @@ def compare(
     from midstream.conf.compose import compose_runs
 
     configs = compose_runs([*overrides, *_as_overrides(strategies, steps, seed, run_dir, tasks)])
+    _check_run_dir(configs, resume)
     _check_tasks(configs)
     if dry_run:
         click.echo(_resolved(configs, as_json))
@@ -140,6 +141,16 @@ def _quoted(text: str) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text=text, quote=Quote.single).with_quotes()
+
+
+def _check_run_dir(configs: "Mapping[str, JobConfig]", resume: bool) -> None:
+    """Look at the run directory now: a wrong one should be known before anything is started."""
+    from midstream.local.resume import check_resumable, refuse_used
+
+    if resume:
+        check_resumable(configs)
+    else:
+        refuse_used(next(iter(configs.values())).run_dir)
 
 
 def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:

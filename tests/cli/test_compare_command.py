@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from midstream.cli.main import main
+from midstream.conf.compose import compose_runs, write_resolved
 from midstream.local.events import sort_out
 from midstream.local.summary import summarise
 
@@ -75,8 +76,30 @@ def test_json_is_alone_on_stdout(
     for said in ("library", "child", "a note", "an alarm", "step 1/1, reward 0.50, – tokens/s"):
         assert said in printed.err
     assert asked == {"runs": ["wait"], "command": ("midstream", *arguments), "resume": False}
+    write_resolved(
+        compose_runs(["strategies=[wait]", f"run_dir={tmp_path}"])["wait"], tmp_path / "wait/config.yaml"
+    )
     assert main([*arguments, "--resume"]) == 0
     assert asked["resume"] is True
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_run_directory_that_cannot_be_used_is_said_before_anything_is_loaded(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, dry: list[str]
+) -> None:
+    arguments = ["compare", "--strategies", "wait", "--run-dir", str(tmp_path), *dry]
+    assert main([*arguments, "--resume"]) == 2
+    assert "there is nothing to resume here" in capfd.readouterr().err
+    write_resolved(
+        compose_runs(["strategies=[wait]", f"run_dir={tmp_path}"])["wait"], tmp_path / "wait/config.yaml"
+    )
+    assert main([*arguments, "--resume", "--seed", "5"]) == 2
+    assert "seed" in capfd.readouterr().err
+    events = tmp_path / "wait" / "events" / "host-1.jsonl"
+    events.parent.mkdir()
+    events.write_text("")
+    assert main(arguments) == 2
+    assert "holds an earlier run" in capfd.readouterr().err
 
 
 def test_the_table_and_the_report_are_on_stdout(
