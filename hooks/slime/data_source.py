@@ -11,10 +11,10 @@ from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
-from midstream.hooks.slime.buffer import adopt_snapshots, check_sizes, open_ledger, restored_groups
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
 from midstream.hooks.slime.ratio import measurements_of
+from midstream.hooks.slime.restart import adopt_snapshots, check_sizes, open_ledger, restored_groups
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     abandoned_of,

@@ -12,7 +12,7 @@ from midstream.buffers.journal.errors import JournalError, JournalInUse, Ownersh
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.status import status_of
 from midstream.envs.errors import SnapshotMissing
-from midstream.hooks.slime import buffer
+from midstream.hooks.slime import restart
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, holds_of
@@ -292,7 +292,7 @@ def test_a_job_that_would_throw_the_buffer_away_is_refused(jobs: Jobs) -> None:
 
 
 def test_a_second_job_on_the_run_directory_is_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(restart, "_PATIENCE_S", 0.2)
     jobs.start()
     with pytest.raises(JournalInUse, match="in use by process.*set another run_dir"):
         DataSource(jobs.args)
