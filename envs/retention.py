@@ -41,7 +41,7 @@ class Retention:
     ) -> None:
         self._backend = backend
         self._store = store
-        self._owner = owner
+        self.owner = owner
         self._owns_store = owns_store
         self._keeps_all = keeps_all
         self._clock = clock
@@ -51,13 +51,13 @@ class Retention:
 
     async def keep(self, snapshot: Snapshot) -> None:
         """Has the snapshot outlast what its rollout rests through. Raises SnapshotError."""
-        await self._backend.pin(snapshot, self._owner)
+        await self._backend.pin(snapshot, self.owner)
 
     def adopt(self, needed: Collection[str]) -> frozenset[str]:
         """Drops what the owner kept and does not need; returns what it needs and lacks. Raises SnapshotError."""
         if not self._keeps_all:
-            kept = self._store.pins().get(self._owner, frozenset())
-            self._store.delete(kept.difference(needed), self._owner)
+            kept = self._store.pins().get(self.owner, frozenset())
+            self._store.delete(kept.difference(needed), self.owner)
             if self._owns_store:
                 # With what a killed process had recorded and not pinned yet.
                 self._store.collect(needed)
@@ -68,7 +68,7 @@ class Retention:
         if self._keeps_all or not snapshots:
             return
         self._forgot = True
-        await self._backend.forget(snapshots, self._owner)
+        await self._backend.forget(snapshots, self.owner)
         idle = self._sweeping is None or self._sweeping.done()
         if idle and self._clock() - self._swept_at >= SWEEP_S:
             self._sweeping = asyncio.create_task(self._sweep())

@@ -306,7 +306,7 @@ def test_rollouts_that_do_the_same_neither_share_nor_take_each_others_snapshots(
         again = await factory.resume(TASK, two)
         assert (await again.step("echo $secret")).observation == "two"
         await factory.forget([two])
-        assert one.id in factory.backend.store.pins()["resting"]
+        assert one.id in factory.backend.store.pins()[factory.retention.owner]
         other = await factory.resume(TASK, one)
         assert (await other.step("echo $secret")).observation == "one"
         await again.close()
@@ -324,7 +324,7 @@ def test_a_rollout_cut_off_in_a_step_rests_on_the_snapshot_before_it(factory, lo
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
         await environment.rest()
-        assert factory.backend.store.pins()["resting"] == {snapshot.id}
+        assert factory.backend.store.pins()[factory.retention.owner] == {snapshot.id}
         assert factory.metrics()["sandbox/hot"] == 0
 
     loop.run(episode())
@@ -350,7 +350,7 @@ def test_what_nobody_will_resume_is_forgotten(factory, loop):
         await environment.step("echo ok > f1")
         snapshot = await environment.snapshot()
         await environment.rest()
-        assert snapshot.id in factory.backend.store.pins()["resting"]
+        assert snapshot.id in factory.backend.store.pins()[factory.retention.owner]
         await factory.forget([snapshot])
         assert factory.metrics()["sandbox/in_use"] == factory.metrics()["sandbox/hot"] == 0
         with pytest.raises(SnapshotMissing):
