@@ -202,10 +202,13 @@ class AnyBuffer(RuleBasedStateMachine):
             if end == "before a step":
                 rollout.finish_action()
         elif end == "without a snapshot" and rollout.snapshot is not None:
-            slot.unrestorable.add(rollout.snapshot)
-            rollout.forget(rollout.snapshot)
+            lost = rollout.snapshots[rollout.snapshot]
+            slot.unrestorable.add(lost.id)
+            rollout.forget(lost.id)
+            self.release([lost])
         elif end in ("completed", "failed"):
             rollout.status = Status(end)
+            self.release(rollout.snapshots.values())
 
     def play_action(self, slot: Slot, tokens: int) -> None:
         open_turn = slot.rollout.open_turn
@@ -337,10 +340,11 @@ class AnyBuffer(RuleBasedStateMachine):
         gone = [snapshot.id for snapshot in self.abandoned]
         assert len(gone) == len(set(gone)), "given up twice"
         kept = self.begun_slots([*self.running, *self.waiting.groups, *self.trained])
-        recorded = {key for slot in kept for key in slot.rollout.snapshots}
+        # Who has ended needs none of its snapshots any more, and keeps their records.
+        needed = {key for slot in kept if not slot.rollout.status.finished for key in slot.rollout.snapshots}
         lost = {key for slot in self.begun_slots(self.launched) for key in slot.unrestorable}
-        assert not recorded & set(gone), "given up while somebody needs it"
-        assert recorded | lost | set(gone) == set(self.files)
+        assert not needed & set(gone), "given up while somebody needs it"
+        assert needed | lost | set(gone) == set(self.files)
 
     @staticmethod
     def begun_slots(groups: list[list[Slot]]) -> list[Slot]:
