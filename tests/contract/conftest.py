@@ -4,26 +4,18 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midstream.local.server import EngineServer
-from tests.contract import workload
+from tests.contract.jobs import jobs_of
 
 HOSTS = ("miles", "slime")
 JOB_TIMEOUT_S = 600.0
 
-HOOKS = {
-    "custom_generate_function_path": "midstream.hooks.slime.generate.generate",
-    "data_source_path": "midstream.hooks.slime.data_source.DataSource",
-    "custom_reward_post_process_path": "midstream.hooks.slime.rewards.post_process",
-    "custom_rollout_log_function_path": "midstream.hooks.slime.log.log_rollout",
-}
-
-Drive = Callable[..., list[dict[str, Any]]]
+Result = dict[str, Any]
 
 
 @pytest.fixture(scope="session", params=HOSTS)
@@ -37,59 +29,27 @@ def host(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def drive(
+def results(
     host: str,
     repository: Path,
     engine_server: EngineServer,
     engine_checkpoint: Path,
-) -> Drive:
-    """Call it with jobs; it returns what the host made of each of them, and what it logged meanwhile."""
-
-    def drive(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        settings = {
-            "host": host,
-            "engine_url": engine_server.url,
-            "checkpoint": str(engine_checkpoint),
-            "jobs": jobs,
-            "result": str(folder / "result.json"),
-        }
-        (folder / "settings.json").write_text(json.dumps(settings))
-        logs = _run_driver(host, repository, folder, [Path(job["run_dir"]) for job in jobs])
-        results = json.loads((folder / "result.json").read_text())["jobs"]
-        return [{**result, "log": log} for result, log in zip(results, logs, strict=True)]
-
-    return drive
-
-
-def job(
-    run_dir: Path,
-    tasks: list[dict[str, Any]],
-    *,
-    flags: dict[str, Any],
-    layer: dict[str, Any],
-    **settings: Any,
-) -> dict[str, Any]:
-    """The settings of one job of the driver."""
-    run_dir.mkdir()
-    return {
-        "flags": HOOKS | _data_flags(workload.write(tasks, run_dir / "tasks.jsonl")) | flags,
-        "midstream": {"run_dir": str(run_dir / "midstream"), **workload.LAYER, **layer},
-        "restart_before": [],
-        "train_until": {},
-        "data_parallel_size": 2,
-        "run_dir": str(run_dir),
-        **settings,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Result]:
+    """What the host made of each job, by the job's name, and what it logged meanwhile."""
+    folder = tmp_path_factory.mktemp(host)
+    jobs = jobs_of(host, folder)
+    settings = {
+        "host": host,
+        "engine_url": engine_server.url,
+        "checkpoint": str(engine_checkpoint),
+        "jobs": list(jobs.values()),
+        "result": str(folder / "result.json"),
     }
-
-
-def _data_flags(tasks: Path) -> dict[str, Any]:
-    return {
-        "prompt_data": str(tasks),
-        "input_key": "prompt",
-        "label_key": "label",
-        "metadata_key": "metadata",
-        "rollout_max_response_len": workload.RESPONSE_TOKENS,
-    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    logs = _run_driver(host, repository, folder, [Path(job["run_dir"]) for job in jobs.values()])
+    made = json.loads((folder / "result.json").read_text())["jobs"]
+    return {name: {**result, "log": log} for name, result, log in zip(jobs, made, logs, strict=True)}
 
 
 def _run_driver(host: str, repository: Path, folder: Path, run_dirs: list[Path]) -> list[str]:

@@ -5,33 +5,19 @@ keeps finished ones in its queue from step to step. `streaming` and `stock`: sli
 samples carry no record of ours, cut off and resumed by `--partial-rollout`.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract import workload
-from tests.contract.conftest import Drive, job
+from tests.contract.conftest import Result
+from tests.contract.jobs import MEMBERS
 
-Result = dict[str, Any]
 Samples = list[dict[str, Any]]
 
-MEMBERS = 2
 OPEN = ("pending", "aborted")
 PARTIAL = ("streaming", "stock")
 JOBS = ("fully_async", *PARTIAL)
-
-
-@pytest.fixture(scope="module")
-def results(host: str, drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    folder = tmp_path_factory.mktemp("jobs")
-    jobs = {"stock": partial_job(folder / "stock", None)}
-    if host == "slime":
-        jobs["streaming"] = partial_job(
-            folder / "streaming", "slime.rollout.sglang_streaming_rollout.generate_streaming"
-        )
-        jobs["fully_async"] = fully_async_job(folder / "fully_async")
-    return dict(zip(jobs, drive(folder, list(jobs.values())), strict=True))
 
 
 @pytest.fixture
@@ -39,52 +25,6 @@ def result(request: pytest.FixtureRequest, host: str, results: dict[str, Result]
     if request.param not in results:
         pytest.skip(f"{host} has no such function")
     return results[request.param]
-
-
-def fully_async_job(run_dir: Path) -> dict[str, Any]:
-    """One group a step, six in flight; the trainer is slow after the first step, so that finished groups queue up."""
-    flags = {
-        "rollout_function_path": "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
-        "rollout_batch_size": 1,
-        "n_samples_per_prompt": MEMBERS,
-        "global_batch_size": MEMBERS,
-        "num_rollout": 6,
-        "sglang_server_concurrency": 6,
-    }
-    # Without isolation, so that the tasks see the files that they wait for.
-    environment = {**workload.LAYER["environment"], "isolation": "none"}
-    return job(
-        run_dir,
-        workload.queued_tasks(run_dir),
-        flags=flags,
-        layer={"resume_policy": "continue", "environment": environment},
-        rollouts=6,
-        restart_before=[3, 5],
-        train_until={0: {"pattern": "ended-*", "count": workload.QUEUED * MEMBERS + 1}},
-    )
-
-
-def partial_job(run_dir: Path, generate: str | None) -> dict[str, Any]:
-    """Two groups a step, six launched, by a generate function of the host's own; a restart before the second."""
-    flags = {
-        "custom_generate_function_path": generate,
-        "rm_type": "random",
-        "rollout_batch_size": 2,
-        "over_sampling_batch_size": 6,
-        "n_samples_per_prompt": MEMBERS,
-        "global_batch_size": 2 * MEMBERS,
-        "num_rollout": 2,
-        "partial_rollout": True,
-    }
-    tasks = [workload.task(f"f{i}") for i in range(16)]
-    return job(
-        run_dir,
-        tasks,
-        flags=flags,
-        layer={"resume_policy": "continue"},
-        rollouts=2,
-        restart_before=[1],
-    )
 
 
 def trained(result: Result, rollout_ids: range) -> Samples:

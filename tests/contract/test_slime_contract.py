@@ -1,7 +1,6 @@
 """Our hooks in the real rollout path of slime and of its fork, on a real engine."""
 
 import re
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -10,56 +9,17 @@ import pytest
 from midstream.buffers.rollout import PartialRollout, Phase
 from midstream.local.model.tokenizer import VOCABULARY
 from tests.contract import workload
-from tests.contract.conftest import Drive, job
-
-Result = dict[str, Any]
+from tests.contract.conftest import Result
 
 
-@pytest.fixture(scope="module")
-def results(drive: Drive, tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
-    folder = tmp_path_factory.mktemp("jobs")
-    return drive(folder, [cut_off_job(folder / "cut-off"), filtered_job(folder / "filtered")])
+@pytest.fixture
+def cut_off(results: dict[str, Result]) -> Result:
+    return results["cut_off"]
 
 
-@pytest.fixture(scope="module")
-def cut_off(results: list[Result]) -> Result:
-    return results[0]
-
-
-@pytest.fixture(scope="module")
-def filtered(results: list[Result]) -> Result:
-    return results[1]
-
-
-def cut_off_job(run_dir: Path) -> dict[str, Any]:
-    """Three rollouts of which the first two leave groups behind; a restart of the host before the last."""
-    flags = {
-        "rollout_batch_size": 3,
-        "over_sampling_batch_size": 6,
-        "n_samples_per_prompt": 2,
-        "global_batch_size": 6,
-        "num_rollout": 3,
-        "partial_rollout": True,
-    }
-    # Without isolation, so that the steps see the files that they wait for.
-    environment = {**workload.LAYER["environment"], "isolation": "none"}
-    layer = {"resume_policy": "continue", "environment": environment}
-    return job(
-        run_dir, workload.cut_off_tasks(run_dir), flags=flags, layer=layer, rollouts=3, restart_before=[2]
-    )
-
-
-def filtered_job(run_dir: Path) -> dict[str, Any]:
-    """One rollout whose groups must be informative; what is unfinished is dropped."""
-    flags = {
-        "rollout_batch_size": 1,
-        "over_sampling_batch_size": 2,
-        "n_samples_per_prompt": 4,
-        "global_batch_size": 4,
-        "num_rollout": 1,
-        "dynamic_sampling_filter_path": "midstream.hooks.slime.filters.informative",
-    }
-    return job(run_dir, workload.uneven_tasks(), flags=flags, layer={"resume_policy": "discard"}, rollouts=1)
+@pytest.fixture
+def filtered(results: dict[str, Result]) -> Result:
+    return results["filtered"]
 
 
 def waiting(result: Result, rollout_id: int) -> list[PartialRollout]:
