@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member
@@ -44,14 +45,29 @@ def test_compare_commands_are_accepted(line: str, tmp_path: Path) -> None:
         '{"prompt": "start f0 <act>", "label": "", "metadata": {"files": {}, "eval_cmd": "true"}}\n'
     )
     words = shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:]
+    if "--resume" in words:
+        begin([word for word in words if word != "--resume"], tmp_path)
+    tried(words, tmp_path)
+
+
+def begin(words: list[str], folder: Path) -> None:
+    """Leave what a comparison leaves that was killed at its start."""
+    for config in yaml.safe_load(tried(words, folder)).values():
+        recorded = folder / config["midstream"]["run_dir"] / "config.yaml"
+        recorded.parent.mkdir(parents=True)
+        recorded.write_text(yaml.safe_dump(config))
+
+
+def tried(words: list[str], folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "midstream.cli.main", *words, "--dry-run"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("line", commands("midstream status"))
