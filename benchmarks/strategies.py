@@ -43,6 +43,7 @@ from midstream.conf.schema import JobConfig
 from midstream.local.compare import compare
 from midstream.local.events import RunEvents, read_run
 from midstream.local.progress import SilentProgress
+from midstream.local.resume import strategy_dir
 from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.tasks.slow_tools import ToolTimes, write_slow_tasks
 
@@ -131,7 +132,7 @@ class Bench:
         """What was recorded, by the variant's name."""
         configs = {variant.name: self._config(variant, number) for number, variant in enumerate(variants)}
         compare(configs, progress=_Told(), command=sys.argv)
-        return {name: read_run(_run_dir(config)) for name, config in configs.items()}
+        return {name: read_run(strategy_dir(config)) for name, config in configs.items()}
 
     def _config(self, variant: Variant, number: int) -> JobConfig:
         return compose(
@@ -168,11 +169,6 @@ class _Told(SilentProgress):
             file=sys.stderr,
             flush=True,
         )
-
-
-def _run_dir(config: JobConfig) -> Path:
-    assert config.midstream.run_dir is not None
-    return config.midstream.run_dir
 
 
 def _parse() -> argparse.Namespace:

@@ -3,7 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from midstream.buffers.rollout import PartialRollout
 from midstream.envs.protocol import Snapshot
+
+
+def held_by(rollouts: Iterable[PartialRollout]) -> list[Snapshot]:
+    """The snapshots that these have not given up: who has ended has done so, and keeps the records."""
+    unfinished = [rollout for rollout in rollouts if not rollout.status.finished]
+    return [snapshot for rollout in unfinished for snapshot in rollout.snapshots.values()]
 
 
 class Holds:

@@ -70,7 +70,6 @@ class Ledger(Generic[Group]):
         self._absences: dict[str, int] = {}  # hand-overs that a finished group was not part of
         self._has_said = False
         self._waiting: set[str] = set()
-        self._is_told = False  # of what is handed to training
         self.hand_overs = 0
         self.version: int | None = None
         self._next: int | None = None  # the number of the new group that comes next, where that is known
@@ -144,7 +143,6 @@ class Ledger(Generic[Group]):
             OwnershipError: one was given back as well.
         """
         with self._lock:
-            self._is_told = True
             self.hand_overs += 1
             handed = list(keys)
             if waiting := [key for key in handed if key in self._waiting]:
@@ -168,7 +166,7 @@ class Ledger(Generic[Group]):
         """
         with self._lock:
             finished = [key for key, group in self._in_flight.items() if self._is_finished(group)]
-            if finished and not self._is_told:
+            if finished and not self.hand_overs:
                 raise OwnershipError(
                     f"{len(finished)} groups are finished, and nobody has said which of them were trained on: "
                     "have midstream.hooks.slime.log.log_rollout called with what is trained on, by "

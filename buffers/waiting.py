@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 from midstream.buffers.deciding import chosen
+from midstream.buffers.holds import held_by
 from midstream.buffers.policies.base import Action, Choice, CutOff, Policy, goes_on
 from midstream.buffers.policies.bounds import REASONS
 from midstream.buffers.queue import Queue, Select, oldest_first
@@ -201,7 +202,7 @@ class Waiting(Generic[Group]):
             left = choice.apply(kept)
             if has_given_up:
                 left = []
-            left += _snapshots(others)
+            left += held_by(others)
             member.store(kept)
         self.tally.discarded_tokens[choice.reason] += made - kept.own_tokens
         self.tally.count(choice.action)
@@ -214,7 +215,7 @@ class Waiting(Generic[Group]):
         self.tally.discarded_tokens[choice.reason] += sum(rollout.own_tokens for rollout in rollouts)
         for member in members:
             self._measure(member, choice)
-        self._abandon(_snapshots(rollouts))
+        self._abandon(held_by(rollouts))
 
     def _measure(self, member: Member, choice: Choice) -> None:
         """Count the length of what a bound takes away, and of what goes on; what a policy takes is neither."""
@@ -227,9 +228,3 @@ class Waiting(Generic[Group]):
 
 def _goes_on(member: Member) -> bool:
     return any(goes_on(rollout) for rollout in member.rollouts)
-
-
-def _snapshots(rollouts: Iterable[PartialRollout]) -> list[Snapshot]:
-    """Those that have not been given up: who has ended has done so."""
-    unfinished = [rollout for rollout in rollouts if not rollout.status.finished]
-    return [snapshot for rollout in unfinished for snapshot in rollout.snapshots.values()]

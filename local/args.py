@@ -4,6 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from midstream.conf.schema import JobConfig
+from midstream.local.resume import strategy_dir
 
 
 def slime_args(
@@ -39,5 +40,4 @@ def slime_args(
 
 def checkpoints_of(config: JobConfig) -> Path:
     """The folder of the strategy's checkpoints, there or not."""
-    assert config.midstream.run_dir is not None
-    return config.midstream.run_dir / "checkpoints"
+    return strategy_dir(config) / "checkpoints"

@@ -6,7 +6,6 @@ new does not count.
 """
 
 import io
-import os
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 
+from midstream.envs.store.packs import sync_directory
+from midstream.local.durable import replace_file
 from midstream.local.model.shape import CheckpointError
 from midstream.local.trainer import Trainer
 
@@ -60,9 +61,7 @@ class Checkpoints:
         with self._refusal_named():
             self._save_trainer(step, trainer)
             data_source.save(step)
-            _write(self._folder / f".{LATEST_FILE}", str(step).encode())
-            (self._folder / f".{LATEST_FILE}").replace(self._folder / LATEST_FILE)
-            _sync(self._folder)
+            replace_file(self._folder / LATEST_FILE, str(step).encode())
             self._remove_others(step)
 
     def load(self, trainer: Trainer, data_source: Any) -> int:
@@ -92,10 +91,9 @@ class Checkpoints:
         for left in (staging, directory):
             shutil.rmtree(left, ignore_errors=True)
         staging.mkdir(parents=True)
-        _write(staging / _TRAINER_FILE, content.getvalue())
-        _sync(staging)
+        replace_file(staging / _TRAINER_FILE, content.getvalue())
         staging.rename(directory)
-        _sync(self._folder)
+        sync_directory(self._folder)
 
     def _remove_others(self, step: int) -> None:
         steps = sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())
@@ -112,18 +110,3 @@ class Checkpoints:
                 f"cannot write a checkpoint to {self._folder}: {error.strerror}; free space there or set run_dir to "
                 "another disk"
             ) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

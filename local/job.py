@@ -24,6 +24,7 @@ from midstream.local.evaluation import evaluate
 from midstream.local.events import EventWriter
 from midstream.local.measure import group_fields, rollout_fields
 from midstream.local.progress import Progress
+from midstream.local.resume import strategy_dir
 from midstream.local.rollout import GenerateState, RolloutBatch, generate_rollout
 from midstream.local.sample import Sample
 from midstream.local.server import EngineServer
@@ -288,8 +289,7 @@ class Run:
 
     @property
     def _weights_dir(self) -> Path:
-        assert self._config.midstream.run_dir is not None
-        return self._config.midstream.run_dir / "weights"
+        return strategy_dir(self._config) / "weights"
 
     def _clock(self) -> float:
         """Seconds since the run's start."""

@@ -2,13 +2,12 @@
 
 import copy
 import json
-import os
 import random
 from argparse import Namespace
 from pathlib import Path
 
-from midstream.envs.store.packs import sync_directory
 from midstream.envs.tasks import load_tasks
+from midstream.local.durable import replace_file
 from midstream.local.sample import Sample
 
 
@@ -53,13 +52,7 @@ class RolloutDataSource:
             return
         path = _state_path(self._args.save, rollout_id)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("w") as file:
-            json.dump({"taken": self._taken}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
+        replace_file(path, json.dumps({"taken": self._taken}).encode())
 
     def load(self, rollout_id: int | None = None) -> None:
         """Go on from the position that ``save(rollout_id)`` left under ``args.load``.

@@ -14,7 +14,7 @@ from midstream.buffers.journal import database
 from midstream.buffers.journal.change import Change
 from midstream.buffers.journal.database import Database
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
-from midstream.buffers.journal.lock import DirectoryLock, cannot_write
+from midstream.buffers.journal.lock import DirectoryLock, cannot_write, is_same
 from midstream.buffers.journal.reading import all_rows, last_mark, references_of
 from midstream.buffers.journal.rebuild import rebuild
 from midstream.buffers.journal.schema import GROUPS
@@ -101,7 +101,7 @@ class JournalFile:
         """Raise JournalError where what is open is not what lies in the directory any more."""
         with self._thread:
             self._check_open()
-            if not (self._lock.is_there() and _is_same(self.path, self._opened_as)):
+            if not (self._lock.is_there() and is_same(self.path, self._opened_as)):
                 raise JournalError(
                     f"{self.path} was removed or replaced while this job had it open: nothing that waits would outlast "
                     "a restart, and another job could start beside this one. Start again from the last checkpoint, "
@@ -167,13 +167,6 @@ def _make(directory: Path) -> None:
         _make(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
-
-
-def _is_same(path: Path, as_it_was: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), as_it_was)
-    except FileNotFoundError:
-        return False
 
 
 def _count(references: Counter[str], changes: Counter[str]) -> frozenset[str]:

@@ -76,10 +76,7 @@ class DirectoryLock:
 
     def is_there(self) -> bool:
         """Whether another job would find the file that this one has locked."""
-        try:
-            return self._fd >= 0 and os.path.samestat(self._path.stat(), os.fstat(self._fd))
-        except FileNotFoundError:
-            return False
+        return self._fd >= 0 and is_same(self._path, os.fstat(self._fd))
 
     def close(self) -> None:
         """Lets go; fine where that is done already."""
@@ -101,6 +98,14 @@ def _lock(fd: int) -> None:
 
 def _label(fd: int) -> str:
     return os.pread(fd, _LABEL_BYTES, 0).decode(errors="replace")
+
+
+def is_same(path: Path, as_it_was: os.stat_result) -> bool:
+    """Whether the file at ``path`` is still the one that it was."""
+    try:
+        return os.path.samestat(path.stat(), as_it_was)
+    except FileNotFoundError:
+        return False
 
 
 def cannot_write(directory: Path, error: OSError) -> JournalError:

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
+from midstream.buffers.holds import held_by
 from midstream.buffers.ledger import BY_HOST
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
@@ -12,7 +13,13 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
 from midstream.hooks.slime.host import load_function, running_host
-from midstream.hooks.slime.members import SampleMember, has_begun, members_of, shared_snapshots
+from midstream.hooks.slime.members import (
+    SampleMember,
+    has_begun,
+    members_of,
+    recorded_snapshots,
+    shared_snapshots,
+)
 from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.restart import adopt_snapshots, check_sizes, open_ledger, restored_groups
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
@@ -157,10 +164,7 @@ class DataSource:
             self._ledger.check_in_flight(samples)
             for group in samples:
                 self._ledger.dropped(group, BY_HOST)
-                rollouts = (rollout for member in self._members(group) for rollout in member.rollouts)
-                # Those that have ended have given up theirs.
-                left = (rollout.snapshots.values() for rollout in rollouts if not rollout.status.finished)
-                self._abandon(snapshot for snapshots in left for snapshot in snapshots)
+                self._abandon(held_by(r for member in self._members(group) for r in member.rollouts))
 
     def save(self, rollout_id: int) -> None:
         """Save the host's state under ``args.save``, and mark the journal's as the one that belongs to it.
@@ -209,8 +213,8 @@ class DataSource:
         self._buffer.groups = groups
         holds_of(self._args).share(shared_snapshots(self._buffer.groups))
         adopt_snapshots(environments_of(self._args), self._ledger)
-        referred = {snapshot.id for rollout in self.waiting() for snapshot in rollout.snapshots.values()}
-        holds_of(self._args).inherit(self._ledger.snapshots_in_use() - referred)
+        referred = recorded_snapshots(groups)
+        holds_of(self._args).inherit(self._ledger.snapshots_in_use().difference(referred))
         if self._ledger.version is not None:
             engine_of(self._args).go_on_after(self._ledger.version)
 

@@ -57,13 +57,18 @@ def members_of(group: Group, decode: Decode) -> list[SampleMember]:
 
 
 def shared_snapshots(groups: Iterable[Group]) -> Iterator[str]:
-    """The snapshots of these groups to which several records refer, once for each after the first; opens no record."""
+    """The snapshots of these groups to which several records refer, once for each after the first."""
     seen: set[str] = set()
+    for snapshot in recorded_snapshots(groups):
+        if snapshot in seen:
+            yield snapshot
+        seen.add(snapshot)
+
+
+def recorded_snapshots(groups: Iterable[Group]) -> Iterator[str]:
+    """The snapshots of these groups, once for each record that refers to one; opens no record."""
     for sample in (sample for group in groups for sample in samples_of(group)):
-        for snapshot in (sample.metadata or {}).get(RECORD_KEY, {}).get("snapshots", ()):
-            if snapshot in seen:
-                yield snapshot
-            seen.add(snapshot)
+        yield from (sample.metadata or {}).get(RECORD_KEY, {}).get("snapshots", ())
 
 
 def has_begun(group: Group) -> bool:

@@ -6,13 +6,12 @@ the journal does it. A member that was split into several samples keeps them tog
 
 import logging
 import pickle
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from midstream.buffers.journal.encoding import decode, member_of
 from midstream.buffers.journal.errors import JournalDamaged, JournalError
-from midstream.buffers.journal.records import Member, Summary
+from midstream.buffers.journal.records import Member, Summary, versions_of
 from midstream.buffers.rollout import PartialRollout, RecordError
 from midstream.hooks.slime.foreign import is_foreign, rollout_of
 from midstream.hooks.slime.sample import RECORD_KEY, samples_of, store
@@ -99,6 +98,7 @@ def _sample(host: dict[str, Any], record: bytes | None, sample_class: Any) -> An
 
 
 def needed_snapshots(rollout: PartialRollout, *, goes_back: bool) -> tuple[str, ...]:
+    """The ids of the snapshots without which a rollout could not go on, as ``journaled`` says."""
     if rollout.status.finished:
         return ()
     if goes_back:
@@ -111,18 +111,15 @@ def _together(summaries: list[Summary]) -> Summary:
     first = summaries[0]
     if len(summaries) == 1:
         return first
+    oldest, newest = versions_of(summaries) or (None, None)
     return Summary(
         tokens=sum(summary.tokens for summary in summaries),
         turns=sum(summary.turns for summary in summaries),
-        oldest_version=min(_known(s.oldest_version for s in summaries), default=None),
-        newest_version=max(_known(s.newest_version for s in summaries), default=None),
+        oldest_version=oldest,
+        newest_version=newest,
         snapshots=tuple(dict.fromkeys(key for summary in summaries for key in summary.snapshots)),
         status=first.status,
     )
-
-
-def _known(versions: Iterable[int | None]) -> list[int]:
-    return [version for version in versions if version is not None]
 
 
 def _pickled(value: tuple[bool, list[Part]]) -> bytes:

@@ -3,7 +3,6 @@
 import logging
 import time
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from midstream.buffers.journal.errors import JournalDamaged, JournalError, JournalInUse
@@ -29,12 +28,6 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.1
 
 _logger = logging.getLogger(__name__)
-
-
-def journal_directory(layer: LayerConfig) -> Path:
-    """Where the journal of a run lies."""
-    assert layer.run_dir is not None  # every host's job has one
-    return layer.run_dir / FOLDER
 
 
 def open_ledger(args: Namespace) -> Ledger[Group]:
@@ -107,10 +100,11 @@ def adopt_snapshots(environments: EnvironmentFactory, ledger: Ledger[Group]) -> 
 
 
 def _opened(layer: LayerConfig) -> Journal:
+    assert layer.run_dir is not None  # every host's job has one
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return Journal(journal_directory(layer), keep_checkpoints=layer.journal.keep_checkpoints)
+            return Journal(layer.run_dir / FOLDER, keep_checkpoints=layer.journal.keep_checkpoints)
         except JournalInUse:
             if time.monotonic() >= until:
                 raise
