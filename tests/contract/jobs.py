@@ -15,6 +15,13 @@ HOOKS = {
 }
 
 
+# Without isolation, so that the steps of a task see the files that they wait for.
+_IN_THE_OPEN = {
+    "resume_policy": "continue",
+    "environment": {**workload.LAYER["environment"], "isolation": "none"},
+}
+
+
 def jobs_of(host: str, folder: Path) -> dict[str, dict[str, Any]]:
     """The settings of all jobs that the host can run, each in a folder of its own."""
     jobs = {
@@ -39,11 +46,13 @@ def cut_off_job(run_dir: Path) -> dict[str, Any]:
         "num_rollout": 3,
         "partial_rollout": True,
     }
-    # Without isolation, so that the steps see the files that they wait for.
-    environment = {**workload.LAYER["environment"], "isolation": "none"}
-    layer = {"resume_policy": "continue", "environment": environment}
     return job(
-        run_dir, workload.cut_off_tasks(run_dir), flags=flags, layer=layer, rollouts=3, restart_before=[2]
+        run_dir,
+        workload.cut_off_tasks(run_dir),
+        flags=flags,
+        layer=_IN_THE_OPEN,
+        rollouts=3,
+        restart_before=[2],
     )
 
 
@@ -70,13 +79,11 @@ def fully_async_job(run_dir: Path) -> dict[str, Any]:
         "num_rollout": 6,
         "sglang_server_concurrency": 6,
     }
-    # Without isolation, so that the tasks see the files that they wait for.
-    environment = {**workload.LAYER["environment"], "isolation": "none"}
     return job(
         run_dir,
         workload.queued_tasks(run_dir),
         flags=flags,
-        layer={"resume_policy": "continue", "environment": environment},
+        layer=_IN_THE_OPEN,
         rollouts=6,
         restart_before=[3, 5],
         train_until={0: {"pattern": "ended-*", "count": workload.QUEUED * MEMBERS + 1}},

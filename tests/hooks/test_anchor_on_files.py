@@ -15,34 +15,15 @@ from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import recorded_rollout, task_of
 from midstream.hooks.slime.settings import engine_of, environments_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
+from tests.hooks.host import file_args
 from tests.hooks.scripted import ScriptedEngine, WordTokenizer
 
-# `add 2` writes a file of that name, `obs` lists them; the words are all that the scripted engine knows.
-SHELL = 'add() { echo more >> "$1"; }\nobs() { ls; }\n'
 ONE_OF_THREE = 'test "$(ls -d 3 4 5 2>/dev/null | wc -l)" = 1 && test "$(cat 2)" = more'
 
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    task = {
-        "prompt": "7",
-        "label": "",
-        "metadata": {"files": {".bashrc": SHELL, "1": "first\n"}, "eval_cmd": ONE_OF_THREE},
-    }
-    return host_args(
-        tmp_path,
-        [task],
-        n_samples_per_prompt=3,
-        rollout_batch_size=1,
-        over_sampling_batch_size=1,
-        midstream={
-            "run_dir": str(tmp_path),
-            "resume_policy": "anchor",
-            "environment": {"backend": "store", "isolation": "none"},
-            "turns": {"observation_template": "obs {observation}"},
-        },
-    )
+    return file_args(tmp_path, {"resume_policy": "anchor"}, eval_cmd=ONE_OF_THREE, members=3)
 
 
 def test_forks_of_one_state_do_not_disturb_each_other(args: Namespace) -> None:

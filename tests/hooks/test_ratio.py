@@ -21,33 +21,15 @@ from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, tally_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
+from tests.hooks.host import number_args
+from tests.hooks.scripted import IDS, ScriptedEngine, WordTokenizer
 
 FAR = -0.5 - 0.3  # so that the squared log-ratio is 0.09, above the 0.04 that a group may have
 
 
-class Environments(NumberEnvironments):
-    """What the job's settings name: made from the layer's configuration."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-
-
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    task = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-    return host_args(
-        tmp_path,
-        [task] * 4,
-        sglang_router_port=hash(tmp_path) % 60_000,  # an engine of its own for each test
-        midstream={
-            "run_dir": str(tmp_path),
-            "resume_policy": "ladder",
-            "environment": {"factory": f"{__name__}:Environments"},
-            "engine": {"retry_s": 0.2},
-        },
-    )
+    return number_args(tmp_path, {"resume_policy": "ladder", "engine": {"retry_s": 0.2}})
 
 
 def play(sample: Sample, actions: int, log_prob: float = -0.5) -> None:

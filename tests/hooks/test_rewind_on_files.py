@@ -12,37 +12,14 @@ from midstream.hooks.slime.generate import generate
 from midstream.hooks.slime.sample import recorded_rollout, task_of
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
+from tests.hooks.host import file_args
 from tests.hooks.scripted import ScriptedEngine
-
-# `add 2` writes a file of that name, `obs` reads; the words are all that the scripted engine knows.
-SHELL = 'add() { echo more >> "$1"; }\nobs() { ls; }\n'
 
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    task = {
-        "prompt": "7",
-        "label": "",
-        "metadata": {
-            "files": {".bashrc": SHELL, "1": "first\n"},
-            "eval_cmd": "test ! -e 2 && grep -q more 3",
-        },
-    }
-    return host_args(
-        tmp_path,
-        [task],
-        n_samples_per_prompt=1,
-        rollout_batch_size=1,
-        over_sampling_batch_size=1,
-        midstream={
-            "run_dir": str(tmp_path),
-            "resume_policy": "rewind",
-            "policies": {"rewind": {"max_lag": 3}},
-            "environment": {"backend": "store", "isolation": "none"},
-            "turns": {"observation_template": "obs {observation}"},
-        },
-    )
+    layer = {"resume_policy": "rewind", "policies": {"rewind": {"max_lag": 3}}}
+    return file_args(tmp_path, layer, eval_cmd="test ! -e 2 && grep -q more 3", members=1)
 
 
 def test_files_go_back_to_before_what_too_old_a_policy_wrote(args: Namespace) -> None:

@@ -16,16 +16,9 @@ from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import abandoned_of, engine_of, environments_of, tally_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
+from tests.hooks.host import number_args
 from tests.hooks.played import play
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine
-
-
-class Environments(NumberEnvironments):
-    """What the job's settings name: made from the layer's configuration."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
+from tests.hooks.scripted import IDS, ScriptedEngine
 
 
 class DropLong(Policy):
@@ -38,18 +31,7 @@ class DropLong(Policy):
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    task = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-    return host_args(
-        tmp_path,
-        [task] * 4,
-        sglang_router_port=hash(tmp_path) % 60_000,  # an engine of its own for each test
-        midstream={
-            "run_dir": str(tmp_path),
-            "resume_policy": "rewind",
-            "policies": {"rewind": {"max_lag": 2}},
-            "environment": {"factory": f"{__name__}:Environments"},
-        },
-    )
+    return number_args(tmp_path, {"resume_policy": "rewind", "policies": {"rewind": {"max_lag": 2}}})
 
 
 def waiting(args: Namespace, *turns: tuple[int, str], version: int) -> tuple[DataSource, list[Sample]]:

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,33 +14,15 @@ from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rol
 from midstream.hooks.slime.settings import abandoned_of, engine_of, holds_of
 from midstream.local.measure import rollout_fields
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
-from tests.hooks.scripted import NumberEnvironments, WordTokenizer
-
-
-class Environments(NumberEnvironments):
-    """What the job's settings name: made from the layer's configuration."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
+from tests.hooks.host import number_args
+from tests.hooks.scripted import WordTokenizer
 
 
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
-    task = {"prompt": "7", "label": "1", "metadata": {"files": {}, "pre_commands": [], "eval_cmd": "true"}}
-    return host_args(
-        tmp_path,
-        [task] * 4,
-        n_samples_per_prompt=3,
-        sglang_router_port=hash(tmp_path) % 60_000,  # an engine of its own for each test
-        save=str(tmp_path / "checkpoint"),
-        load=str(tmp_path / "checkpoint"),
-        midstream={
-            "run_dir": str(tmp_path),
-            "resume_policy": "anchor",
-            "environment": {"factory": f"{__name__}:Environments"},
-        },
-    )
+    checkpoint = str(tmp_path / "checkpoint")
+    layer = {"resume_policy": "anchor"}
+    return number_args(tmp_path, layer, n_samples_per_prompt=3, save=checkpoint, load=checkpoint)
 
 
 def play(sample: Sample, name: str, turns: int) -> None:
