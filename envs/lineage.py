@@ -33,7 +33,7 @@ class Write:
     @property
     def weight(self) -> int:
         """What it counts in a share: its bytes, and 1 at least, so that a deletion or a link counts too."""
-        return max(self.bytes, 1)
+        return _weight(self.bytes)
 
 
 def chain(snapshots: Mapping[str, Snapshot], last: str) -> list[Snapshot]:
@@ -78,6 +78,29 @@ def shares(writes: Iterable[Write]) -> dict[int | None, float]:
         weights[write.version] += write.weight
     total = sum(weights.values())
     return {version: weight / total for version, weight in weights.items()}
+
+
+def shares_along(snapshots: Sequence[Snapshot]) -> list[dict[int | None, float]]:
+    """`shares` of the surviving writes at every snapshot of a chain, in time linear in its changes."""
+    first: dict[str, str] = {}
+    latest: dict[str, tuple[int | None, int]] = {}
+    weights: defaultdict[int | None, int] = defaultdict(int)
+    found: list[dict[int | None, float]] = []
+    for index, snapshot in enumerate(snapshots):
+        for change in snapshot.changes if index else ():
+            if change.path in latest:
+                version, weight = latest.pop(change.path)
+                weights[version] -= weight
+            if first.setdefault(change.path, change.before) != change.after:
+                latest[change.path] = snapshot.version, _weight(change.bytes)
+                weights[snapshot.version] += _weight(change.bytes)
+        total = sum(weights.values())
+        found.append({version: weight / total for version, weight in weights.items() if weight})
+    return found
+
+
+def _weight(size_bytes: int) -> int:
+    return max(size_bytes, 1)
 
 
 def _kind(before: str, after: str) -> ChangeKind:

@@ -1,0 +1,73 @@
+"""A batch of rollouts as flat tensors, which is all that estimators see."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NONE = -1
+"""In `anchors`, `states` and `versions`: there is none."""
+
+
+@dataclass(frozen=True)
+class CreditBatch:
+    """R rollouts of a batch and the S segments of their responses, one rollout after another.
+
+    A segment is a run of response tokens of one turn that are all the environment's, or all made by one policy
+    version. Segments tile the response, so that with `lengths` a value of each becomes one of each token.
+
+    Attributes:
+        rewards: [R] float64.
+        counted: [R] bool; False for what is out of the loss, as after a failure, which enters no statistic.
+        groups: [R] int64, equal for rollouts of one prompt.
+        anchors: [R] int64, equal for rollouts of one group that are continuations of one state, NONE where a
+            rollout shares nothing with another.
+        rollouts: [S] int64, the rollout of a segment, ascending from 0.
+        lengths: [S] int64, tokens.
+        versions: [S] int64, the policy version that made the tokens, NONE for the environment's.
+        shared: [S] bool, whether it lies before its rollout's anchor. What lies there is in the loss of the one
+            rollout that made it.
+        states: [S] int64, equal for equal environment states in which turns of one group act, NONE where the state is
+            unknown.
+        lags: [S, 3] float64, staleness in policy versions: of the trajectory, of the tokens (0 for those of the
+            environment), and of the environment's state in which the turn acts (mean over its writes, by bytes).
+    """
+
+    rewards: Tensor
+    counted: Tensor
+    groups: Tensor
+    anchors: Tensor
+    rollouts: Tensor
+    lengths: Tensor
+    versions: Tensor
+    shared: Tensor
+    states: Tensor
+    lags: Tensor
+
+    @property
+    def by_the_model(self) -> Tensor:
+        """[S] bool, whether the policy made the tokens."""
+        return self.versions != NONE
+
+    @property
+    def has_anchor(self) -> Tensor:
+        """[R] bool, whether a rollout shares a prefix with others of its group."""
+        return self.anchors != NONE
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What an estimator makes of a batch.
+
+    Attributes:
+        advantages: [S] float64, of every token of a segment.
+        trained: [S] bool; False where the tokens are taken out of the loss.
+    """
+
+    advantages: Tensor
+    trained: Tensor
+
+
+def per_token(values: Tensor, lengths: Tensor) -> Tensor:
+    """[S, ...] for segments of `lengths` [S] tokens to [T, ...] for each of their tokens."""
+    return torch.repeat_interleave(values, lengths, dim=0)
