@@ -1,12 +1,13 @@
 """A batch of rollouts as flat tensors, which is all that estimators see."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 NONE = -1
-"""In `anchors`, `states` and `versions`: there is none."""
+"""In `families`, `anchors`, `states` and `versions`: there is none."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,18 @@ class CreditBatch:
         rewards: [R] float64.
         counted: [R] bool; False for what is out of the loss, as after a failure, which enters no statistic.
         groups: [R] int64, equal for rollouts of one prompt.
-        anchors: [R] int64, equal for rollouts of one group that are continuations of one state, NONE where a
-            rollout shares nothing with another.
+        families: [R] int64, equal for rollouts of one group that have a part of their response in common, NONE where
+            a rollout was played on its own from the prompt on.
+        anchors: [R] int64, equal for rollouts of one family that are continuations of one state, NONE where a rollout
+            has no family.
         rollouts: [S] int64, the rollout of a segment, ascending from 0.
         lengths: [S] int64, tokens.
         versions: [S] int64, the policy version that made the tokens, NONE for the environment's.
         shared: [S] bool, whether it lies before its rollout's anchor. What lies there is in the loss of the one
             rollout that made it.
-        states: [S] int64, equal for equal environment states in which turns of one group act, NONE where the state is
-            unknown.
+        inherited: [S] bool, whether a sibling made it, in whose loss it is.
+        states: [S] int64, equal for equal environment states in which turns of one group act, NONE where the state
+            is unknown.
         lags: [S, 3] float64, staleness in policy versions: of the trajectory, of the tokens (0 for those of the
             environment), and of the environment's state in which the turn acts (mean over its writes, by bytes).
     """
@@ -36,11 +40,13 @@ class CreditBatch:
     rewards: Tensor
     counted: Tensor
     groups: Tensor
+    families: Tensor
     anchors: Tensor
     rollouts: Tensor
     lengths: Tensor
     versions: Tensor
     shared: Tensor
+    inherited: Tensor
     states: Tensor
     lags: Tensor
 
@@ -48,11 +54,6 @@ class CreditBatch:
     def by_the_model(self) -> Tensor:
         """[S] bool, whether the policy made the tokens."""
         return self.versions != NONE
-
-    @property
-    def has_anchor(self) -> Tensor:
-        """[R] bool, whether a rollout shares a prefix with others of its group."""
-        return self.anchors != NONE
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ class Credit:
     Attributes:
         advantages: [S] float64, of every token of a segment.
         trained: [S] bool; False where the tokens are taken out of the loss.
+        fallbacks: how many rollouts lacked what the estimator compares with, by what they lacked, zeros included.
     """
 
     advantages: Tensor
     trained: Tensor
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 def per_token(values: Tensor, lengths: Tensor) -> Tensor:

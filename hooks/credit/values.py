@@ -1,0 +1,108 @@
+"""Values of prompts and of states, estimated by the mean rewards of rollouts that came from there.
+
+An estimate serves as the baseline of an action only where the action had no part in it: each function says which
+rollouts it leaves out. All take and return float64, one entry per rollout or per segment.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from midstream.hooks.credit.batch import NONE, CreditBatch
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means of so many values each; `mean` is 0 where there is none."""
+
+    mean: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, sums: Tensor, counts: Tensor) -> "Means":
+        """Of sums over `counts` values."""
+        return cls(torch.where(counts > 0, sums / counts.clamp(min=1), 0.0), counts)
+
+    @property
+    def known(self) -> Tensor:
+        return self.count > 0
+
+    def otherwise(self, other: "Means") -> "Means":
+        """These, and `other` where there is none."""
+        return Means(
+            torch.where(self.known, self.mean, other.mean), torch.where(self.known, self.count, other.count)
+        )
+
+
+def of_siblings(batch: CreditBatch) -> Means:
+    """[R] Over the other rollouts of its group."""
+    return _others(batch, batch.groups)
+
+
+def of_strangers(batch: CreditBatch) -> Means:
+    """[R] Over the rollouts of its group that have nothing in common with it."""
+    siblings, family = _all(batch, batch.groups), _all(batch, batch.families)
+    own = torch.where(batch.counted, batch.rewards, 0.0), batch.counted.to(torch.int64)
+    alone = batch.families == NONE
+    return Means.of(
+        siblings[0] - torch.where(alone, own[0], family[0]),
+        siblings[1] - torch.where(alone, own[1], family[1]),
+    )
+
+
+def of_continuations(batch: CreditBatch) -> Means:
+    """[R] The value of its anchor: over all continuations of it, its own among them."""
+    return Means.of(*_all(batch, batch.anchors))
+
+
+def of_other_continuations(batch: CreditBatch) -> Means:
+    """[R] The value of its anchor without its own continuation."""
+    return _others(batch, batch.anchors)
+
+
+def of_states(batch: CreditBatch) -> Means:
+    """[S] Over the other rollouts of its group one of whose turns acted in the state in which this segment's did.
+
+    For what a family has in common, over those outside the family: all within it had their part in it.
+    """
+    known = batch.states != NONE
+    visits = torch.stack([batch.rollouts, batch.states], dim=1)
+    visits = torch.unique(visits[known & batch.counted[batch.rollouts]], dim=0)
+    rewards = batch.rewards[visits[:, 0]]
+    all_sums, all_counts = _sums(rewards, visits[:, 1:], batch.states[:, None])
+    # Who is left out: the family where the segment is common to it, else the rollout itself, numbered after them.
+    alone = torch.arange(len(batch.rewards)) + int(batch.families.max()) + 1
+    of_family = torch.where(batch.families == NONE, alone, batch.families)
+    left_out = torch.where(batch.shared, of_family[batch.rollouts], alone[batch.rollouts])
+    wanted = torch.stack([left_out, batch.states], dim=1)
+    by_rollout = torch.stack([alone[visits[:, 0]], visits[:, 1]], dim=1)
+    by_family = torch.stack([of_family[visits[:, 0]], visits[:, 1]], dim=1)
+    in_family = (of_family != alone)[visits[:, 0]]
+    keys = torch.cat([by_rollout, by_family[in_family]])
+    sums, counts = _sums(torch.cat([rewards, rewards[in_family]]), keys, wanted)
+    return Means.of(torch.where(known, all_sums - sums, 0.0), torch.where(known, all_counts - counts, 0))
+
+
+def _others(batch: CreditBatch, keys: Tensor) -> Means:
+    """[R] Over the other counted rollouts with its key; none for those without a key."""
+    sums, counts = _all(batch, keys)
+    own = batch.counted & (keys != NONE)
+    return Means.of(sums - torch.where(own, batch.rewards, 0.0), counts - own.to(torch.int64))
+
+
+def _all(batch: CreditBatch, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """[R] Sum and number of the rewards of all counted rollouts with its key; 0 for those without a key."""
+    counted = batch.counted & (keys != NONE)
+    sums, counts = _sums(batch.rewards[counted], keys[counted, None], keys[:, None])
+    return sums, counts
+
+
+def _sums(values: Tensor, keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """[W] Sum and number of the `values` [N] whose row of `keys` [N, k] equals a row of `wanted` [W, k]."""
+    _, index = torch.unique(torch.cat([keys, wanted]), dim=0, return_inverse=True)
+    of_values, of_wanted = index[: len(keys)], index[len(keys) :]
+    size = int(index.max()) + 1 if len(index) else 0
+    sums = torch.zeros(size, dtype=torch.float64).index_add_(0, of_values, values)
+    counts = torch.zeros(size, dtype=torch.int64).index_add_(0, of_values, torch.ones_like(of_values))
+    return sums[of_wanted], counts[of_wanted]
