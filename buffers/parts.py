@@ -61,7 +61,7 @@ class Span:
 class Anchor:
     """The state in which a group was forked: all of its members that went on began there, with one transcript.
 
-    ``snapshot`` is the environment's, ``tokens`` the number of response tokens that lead to it.
+    ``snapshot`` is the environment's, "" where it is unknown, ``tokens`` the number of response tokens that lead to it.
     """
 
     snapshot: str

@@ -39,8 +39,9 @@ class PartialRollout:
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
     is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
     agent did where that ended the episode, ``failure`` what ended it that is nobody's doing: ``environment``
-    or ``deadline``. ``anchor`` is where its group was forked last, None where it was not, or where the rollout
-    went back further since: rollouts of a group with equal anchors are continuations of one state.
+    or ``deadline``. ``anchor`` is where its group was forked last, or to where the rollout went back since, None
+    where it has no tokens of the model in common with another: rollouts of a group with equal anchors are
+    continuations of one state, with one transcript.
     ``snapshot_wait_s`` are the seconds of wall-clock in which it waited for a snapshot, and for nothing else.
     """
 
@@ -213,7 +214,7 @@ class PartialRollout:
         if not self.spans:
             self.dispatch_version = None
         if self.anchor is not None and start < self.anchor.tokens:
-            self.anchor = None
+            self.anchor = Anchor(snapshot or "", start) if self.spans else None
         if self.status.finished:
             self.status = Status.ABORTED
         self.snapshot, self.reward, self.fault, self.failure = snapshot, None, None, None

@@ -156,7 +156,7 @@ def test_what_a_fork_makes_itself_is_its_own() -> None:
     assert late.loss_mask == [0, 0, 0, 0, 0, 0, 1, 1, 0]
     assert late.spans[2] == Span(10, 6, 8)
     late.rewind_to(1)
-    assert (late.anchor, late.own_tokens, late.discarded_tokens) == (None, 0, 6)
+    assert (late.anchor, late.own_tokens, late.discarded_tokens) == (Anchor("fs1", 3), 0, 6)
     assert late.spans == [Span(8, 0, 2, inherited=True)]
     late.restart()
     assert (late.anchor, late.spans, late.discarded_tokens) == (None, [], 6)
