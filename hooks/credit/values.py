@@ -68,7 +68,7 @@ def of_states(batch: CreditBatch) -> Means:
     """
     known = batch.states != NONE
     visits = torch.stack([batch.rollouts, batch.states], dim=1)
-    visits = torch.unique(visits[known & batch.counted[batch.rollouts]], dim=0)
+    visits = _distinct(visits[known & batch.counted[batch.rollouts]])
     rewards = batch.rewards[visits[:, 0]]
     all_sums, all_counts = _sums(rewards, visits[:, 1:], batch.states[:, None])
     # Who is left out: the family where the segment is common to it, else the rollout itself, numbered after them.
@@ -100,9 +100,30 @@ def _all(batch: CreditBatch, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sums(values: Tensor, keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """[W] Sum and number of the `values` [N] whose row of `keys` [N, k] equals a row of `wanted` [W, k]."""
-    _, index = torch.unique(torch.cat([keys, wanted]), dim=0, return_inverse=True)
+    index = _numbered(torch.cat([keys, wanted]))
     of_values, of_wanted = index[: len(keys)], index[len(keys) :]
     size = int(index.max()) + 1 if len(index) else 0
     sums = torch.zeros(size, dtype=torch.float64).index_add_(0, of_values, values)
     counts = torch.zeros(size, dtype=torch.int64).index_add_(0, of_values, torch.ones_like(of_values))
     return sums[of_wanted], counts[of_wanted]
+
+
+def _distinct(rows: Tensor) -> Tensor:
+    """[D, k] The different ones of `rows` [N, k]."""
+    number = _numbered(rows)
+    first = torch.empty(int(number.max()) + 1 if len(number) else 0, dtype=torch.int64)
+    return rows[first.scatter_(0, number, torch.arange(len(rows)))]
+
+
+def _numbered(rows: Tensor) -> Tensor:
+    """[N] From 0 without a gap, equal for equal `rows` [N, k]; many times faster than `torch.unique` by rows."""
+    first, *others = rows.T
+    number = _ranks(first)
+    for column in others:
+        # At most N different ones of both, so that the product does not overflow.
+        number = _ranks(number * len(rows) + _ranks(column))
+    return number
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return torch.unique(values, return_inverse=True)[1]
