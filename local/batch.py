@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from midstream.buffers.rollout import PartialRollout
+from midstream.hooks.slime.credit import NOTE_KEY
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.rewards import post_process
 from midstream.local.sample import Sample
@@ -20,7 +21,10 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> RolloutData:
     """
     path = args.custom_reward_post_process_path
     raw_rewards, rewards = (post_process if path is None else load_function(path))(args, list(samples))
-    return {
+    notes = {}
+    if NOTE_KEY in samples[0].metadata:
+        notes = {NOTE_KEY: [sample.metadata[NOTE_KEY] for sample in samples]}
+    return notes | {
         "tokens": [sample.tokens for sample in samples],
         "total_lengths": [len(sample.tokens) for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
