@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
@@ -35,6 +36,11 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> RolloutData:
         "truncated": [int(sample.status is Sample.Status.TRUNCATED) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
     }
+
+
+def logged(data: RolloutData) -> dict[str, float]:
+    """What hooks have added to the rollout data for the host to log: the mean over samples, as slime does it."""
+    return {name: fmean(values) for name, values in data.items() if "/" in name}
 
 
 def fresh_gap(

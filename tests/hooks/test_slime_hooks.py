@@ -11,10 +11,11 @@ import pytest
 from midstream.buffers.rollout import PartialRollout, RecordError, Span, Status
 from midstream.envs.protocol import Snapshot, Task
 from midstream.hooks.answers import Generation
+from midstream.hooks.credit.staleness import staleness_metrics
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative
 from midstream.hooks.slime.host import host_of
-from midstream.hooks.slime.log import staleness_metrics
+from midstream.hooks.slime.log import rollout_metrics
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
@@ -247,21 +248,28 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
     play(fresh)
     play(stale)
     stale.metadata["midstream"]["resumes"] = 2
-    metrics = staleness_metrics([fresh, stale, Sample(prompt="7")], version=5)
-    assert metrics == {
+    samples = [fresh, stale, Sample(prompt="7")]
+    rollouts = [recorded_rollout(sample) for sample in samples[:2]]
+    assert staleness_metrics(rollouts, version=5, bound=1) == {
         "staleness/trajectory_mean": 2.0,
         "staleness/trajectory_max": 2.0,
         "staleness/token_mean": 2.0,
         "staleness/token_max": 2.0,
         "staleness/env_mean": 2.0,
         "staleness/env_max": 2.0,
+        "staleness/env_share_beyond": 1.0,
+        "staleness/from_the_future": 0.0,
+    }
+    assert staleness_metrics(rollouts, version=2, bound=None)["staleness/from_the_future"] == 2.0
+    assert set(staleness_metrics([], version=5, bound=1).values()) == {0.0}
+    assert rollout_metrics(samples) == {
         "rollout/resumed": 1.0,
         "rollout/resumes": 2.0,
         "rollout/agent_faults": 0.0,
         "env/snapshot_wait_mean_s": 0.0,
         "env/failed_rollouts": 0.0,
     }
-    assert set(staleness_metrics([], version=5).values()) == {0.0}
+    assert set(rollout_metrics([]).values()) == {0.0}
 
 
 def test_a_sample_of_no_known_host_is_named() -> None:
