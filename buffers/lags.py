@@ -4,12 +4,12 @@ A lag is the version that would train on the rollout now, minus a recorded one. 
 first token, its tokens each by their own, its environment's state by whoever wrote what is there.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.buffers.rollout import PartialRollout
-from midstream.envs.lineage import LineageError, chain, surviving_writes
+from midstream.envs.lineage import LineageError, chain, shares, surviving_writes
 from midstream.envs.protocol import Snapshot
 
 
@@ -53,15 +53,29 @@ def state_lag(snapshots: Mapping[str, Snapshot], last: str | None, version: int)
     What is as at the task's start is nobody's write. Where the records do not lead back to that start, all
     of the recorded versions count.
     """
-    writers = [] if last is None else [v for v in _writers(snapshots, last) if v is not None]
-    return version - min(writers) if writers else 0
+    return max(state_lags(snapshots, last, version), default=0)
 
 
-def _writers(snapshots: Mapping[str, Snapshot], last: str) -> list[int | None]:
+def state_lags(snapshots: Mapping[str, Snapshot], last: str | None, version: int) -> dict[int, float]:
+    """Which share of what differs from the task's start was written how many versions before ``version``, by bytes.
+
+    The shares sum to 1; none where nothing differs. ``snapshots`` and ``last`` as in ``state_lag``.
+    """
+    known = {} if last is None else _written(snapshots, last)
+    weights: defaultdict[int, float] = defaultdict(float)
+    for writer, weight in known.items():
+        if writer is not None:
+            weights[version - writer] += weight
+    total = sum(weights.values())
+    return {lag: weight / total for lag, weight in weights.items()}
+
+
+def _written(snapshots: Mapping[str, Snapshot], last: str) -> Mapping[int | None, float]:
+    """How much each version wrote."""
     try:
         states = chain(snapshots, last)
     except LineageError:
         states = []
     if states and states[0].turn is None:
-        return [write.version for write in surviving_writes(states)]
-    return [snapshot.version for snapshot in snapshots.values()]
+        return shares(surviving_writes(states))
+    return Counter(snapshot.version for snapshot in snapshots.values())

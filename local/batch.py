@@ -2,10 +2,12 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 
 from midstream.buffers.rollout import PartialRollout
+from midstream.hooks.slime.credit import NOTE_KEY
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.rewards import post_process
 from midstream.local.sample import Sample
@@ -20,7 +22,10 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> RolloutData:
     """
     path = args.custom_reward_post_process_path
     raw_rewards, rewards = (post_process if path is None else load_function(path))(args, list(samples))
-    return {
+    notes = {}
+    if NOTE_KEY in samples[0].metadata:
+        notes = {NOTE_KEY: [sample.metadata[NOTE_KEY] for sample in samples]}
+    return notes | {
         "tokens": [sample.tokens for sample in samples],
         "total_lengths": [len(sample.tokens) for sample in samples],
         "response_lengths": [sample.response_length for sample in samples],
@@ -31,6 +36,11 @@ def convert(args: Namespace, samples: Sequence[Sample]) -> RolloutData:
         "truncated": [int(sample.status is Sample.Status.TRUNCATED) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
     }
+
+
+def logged(data: RolloutData) -> dict[str, float]:
+    """What hooks have added to the rollout data for the host to log: the mean over samples, as slime does it."""
+    return {name: fmean(values) for name, values in data.items() if "/" in name}
 
 
 def fresh_gap(

@@ -17,7 +17,7 @@ from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
 from midstream.local.args import checkpoints_of
 from midstream.local.attached import AttachedServer
-from midstream.local.batch import convert, fresh_gap
+from midstream.local.batch import convert, fresh_gap, logged
 from midstream.local.checkpoint import Checkpoints
 from midstream.local.engine.control import ServerError
 from midstream.local.evaluation import evaluate
@@ -162,6 +162,7 @@ class Run:
         data = convert(self._args, samples)
         rollout_end = self._clock()
         trained = self._trainer.train(step, data)
+        metrics |= logged(data)
         train_end = self._clock()
         self._weights = self._trainer.export(self._weights_dir)
         self._push(version=step + 1)

@@ -7,6 +7,8 @@ from midstream.conf.schema.layer import LayerConfig
 from midstream.conf.schema.policies import comes_back, measurement_problems
 from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TaskConfig, TrainerConfig
 
+_GROUP_NORMALISATION = "midstream.hooks.slime.rewards.post_process"
+
 
 def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
     """Each run has a folder named after its strategy, so no name may come twice."""
@@ -64,12 +66,30 @@ def length_problems(layer: LayerConfig, rollout: RolloutConfig, server: ServerCo
 
 def group_problems(rollout: RolloutConfig) -> Iterator[Problem]:
     """A group of one has nothing to be compared with."""
-    if rollout.n_samples_per_prompt < 2 and rollout.custom_reward_post_process_path is None:
+    own = rollout.custom_reward_post_process_path
+    if rollout.n_samples_per_prompt < 2 and own in (None, _GROUP_NORMALISATION):
         yield Problem(
             "rollout.n_samples_per_prompt",
             rollout.n_samples_per_prompt,
-            "use 2 or more, or set rollout.custom_reward_post_process_path: group normalisation gives 0 to a "
-            "group of one",
+            "use 2 or more, or a rollout.custom_reward_post_process_path of your own: group normalisation gives 0 "
+            "to a group of one",
+        )
+
+
+def hook_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """Estimators work in two hooks: where whole groups are seen, and where advantages are."""
+    names = layer.credit.estimators
+    if names != ["grpo"] and rollout.custom_reward_post_process_path is None:
+        yield Problem(
+            "rollout.custom_reward_post_process_path",
+            None,
+            f"midstream.credit.estimators={names} needs {_GROUP_NORMALISATION}",
+        )
+    if layer.credit.needs_trainer and rollout.rollout_data_postprocess_path is None:
+        yield Problem(
+            "rollout.rollout_data_postprocess_path",
+            None,
+            f"midstream.credit.estimators={names} needs midstream.hooks.slime.credit.apply_credit",
         )
 
 

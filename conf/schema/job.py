@@ -9,6 +9,7 @@ from midstream.conf.schema.base import Count, PathSetting, Seconds, Section, See
 from midstream.conf.schema.contradictions import (
     group_problems,
     held_out_problems,
+    hook_problems,
     length_problems,
     policy_problems,
     strategy_problems,
@@ -58,6 +59,7 @@ class JobConfig(Section):
                 *policy_problems(self.midstream, self.rollout),
                 *length_problems(self.midstream, self.rollout, self.server),
                 *group_problems(self.rollout),
+                *hook_problems(self.midstream, self.rollout),
                 *trainer_problems(self.trainer, self.rollout),
             ]
         )

@@ -12,6 +12,7 @@ from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
+from midstream.hooks.slime.credit import check_credit
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import (
     SampleMember,
@@ -59,6 +60,7 @@ class DataSource:
         self._prompts = self._host.load("prompts", "RolloutDataSource")(args)
         policy = policy_of(args)
         _check_flags(args, policy)
+        check_credit(args)
         self.counters = tally_of(args)
         self._buffer: Waiting[Group] = Waiting(
             policy,

@@ -37,6 +37,7 @@ class Host:
     samples: str = "utils.types"  # Sample
     prompts: str = "rollout.data_source"  # RolloutDataSource(args)
     filters: str = "rollout.filter_hub.base_types"  # DynamicFilterOutput
+    slices: str = "backends.megatron_utils.cp_utils"  # slice_log_prob_with_cp
     # The rollout function that has given back or given up, when it returns, all groups that it took.
     stepwise: str = "rollout.sglang_rollout.generate_rollout"
 

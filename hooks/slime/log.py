@@ -1,14 +1,21 @@
 """``--custom-rollout-log-function-path midstream.hooks.slime.log.log_rollout``"""
 
 from argparse import Namespace
-from collections import Counter
 from statistics import fmean
 from typing import Any
 
-from midstream.buffers.lags import lags, token_lags
+from midstream.buffers.rollout import PartialRollout
+from midstream.hooks.credit.staleness import staleness_metrics
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
-from midstream.hooks.slime.settings import engine_of, environments_of, ledger_of, tally_of
+from midstream.hooks.slime.settings import (
+    credit_counts_of,
+    engine_of,
+    environments_of,
+    layer_of,
+    ledger_of,
+    tally_of,
+)
 
 
 def log_rollout(
@@ -27,33 +34,21 @@ def log_rollout(
     if ledger is not None:
         ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
     if extra_metrics is not None:
-        version = engine_of(args).version or 0
-        extra_metrics.update(staleness_metrics(samples, version))
+        version, bound = engine_of(args).version or 0, layer_of(args).bounds.environment
+        extra_metrics.update(staleness_metrics(_records(samples), version, bound))
+        extra_metrics.update(rollout_metrics(samples))
         extra_metrics.update(tally_of(args).metrics())
+        extra_metrics.update({f"credit/{name}": float(n) for name, n in credit_counts_of(args).items()})
         metrics = getattr(environments_of(args), "metrics", None)
         if metrics is not None:
             extra_metrics.update(metrics())
     return False
 
 
-def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
-    """Lags of a batch in policy versions, and how often its rollouts were resumed. Zeros included."""
-    rollouts = [
-        rollout for sample in samples_of(samples) if (rollout := recorded_rollout(sample)) is not None
-    ]
-    largest = [lags(rollout, version) for rollout in rollouts]
-    trajectory = Counter(found.trajectory for found in largest)
-    environment = Counter(found.environment for found in largest)
-    tokens: Counter[int] = Counter()
-    for rollout in rollouts:
-        tokens += token_lags(rollout, version)
+def rollout_metrics(samples: list[Any]) -> dict[str, float]:
+    """How often the rollouts of a batch were resumed and what went wrong with them. Zeros included."""
+    rollouts = _records(samples)
     return {
-        "staleness/trajectory_mean": _mean(trajectory),
-        "staleness/trajectory_max": float(max(trajectory, default=0)),
-        "staleness/token_mean": _mean(tokens),
-        "staleness/token_max": float(max(tokens, default=0)),
-        "staleness/env_mean": _mean(environment),
-        "staleness/env_max": float(max(environment, default=0)),
         "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
         "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
         "rollout/agent_faults": float(sum(rollout.fault is not None for rollout in rollouts)),
@@ -62,6 +57,6 @@ def staleness_metrics(samples: list[Any], version: int) -> dict[str, float]:
     }
 
 
-def _mean(counts: Counter[int]) -> float:
-    total = counts.total()
-    return sum(value * count for value, count in counts.items()) / total if total else 0.0
+def _records(samples: list[Any]) -> list[PartialRollout]:
+    found = (recorded_rollout(sample, shared=True) for sample in samples_of(samples))
+    return [rollout for rollout in found if rollout is not None]

@@ -1,12 +1,15 @@
 """``--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process``"""
 
 from argparse import Namespace
-from collections import defaultdict
-from statistics import fmean, stdev
 from typing import Any
 
-# slime's own guard of its group normalisation against a group without variance.
-_EPSILON = 1e-6
+from midstream.hooks.credit.estimates import Estimates, estimates_of
+from midstream.hooks.credit.note import Note
+from midstream.hooks.credit.segments import batch_of
+from midstream.hooks.slime.credit import NOTE_KEY, takes_notes
+from midstream.hooks.slime.earned import Batch, earned_by, newest_version
+from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.settings import credit_counts_of, engine_of, layer_of
 
 
 def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list[float]]:
@@ -15,20 +18,47 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
     The formula is slime's own (deviation with n - 1). Groups are the real ones, by ``group_index``: a
     batch may hold groups of several sizes. A sample that is out of the loss enters no mean and gets 0.
 
+    What estimators take out of the loss leaves the samples' masks here. What else they say goes with each sample
+    to the trainer's hook.
+
     Returns:
         ``(raw_rewards, rewards)``, each of length ``len(samples)``.
     """
     raw = [float(sample.get_reward_value(args)) for sample in samples]
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for position, sample in enumerate(samples):
-        if not sample.remove_sample:
-            groups[sample.group_index].append(position)
-    rewards = [0.0] * len(samples)
-    for positions in groups.values():
-        values = [raw[position] for position in positions]
-        mean = fmean(values)
-        normalises = getattr(args, "grpo_std_normalization", True) and len(values) > 1
-        scale = stdev(values) + _EPSILON if normalises else 1.0
-        for position in positions:
-            rewards[position] = (raw[position] - mean) / scale
-    return raw, rewards
+    version = newest_version(samples, engine_of(args).version)
+    batch = earned_by(samples, raw, version)
+    estimates = estimates_of(
+        batch_of(batch.rollouts),
+        layer_of(args).credit,
+        normalise=getattr(args, "grpo_std_normalization", True),
+    )
+    credit_counts_of(args).update(estimates.fallbacks)
+    group = [float(value) for value in estimates.group]
+    _write(samples, batch, estimates, version, with_notes=takes_notes(args))
+    return raw, [group[rollout] for rollout in batch.whose]
+
+
+def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int, *, with_notes: bool) -> None:
+    """Mask what is not trained, and attach the notes."""
+    at = 0
+    for position, segments in zip(batch.samples, batch.segments, strict=True):
+        sample, here = samples[position], slice(at, at + len(segments))
+        at = here.stop
+        start = 0
+        for segment, trained in zip(segments, estimates.trained[here].tolist(), strict=True):
+            end = start + segment.length
+            if not trained:
+                sample.loss_mask[start:end] = [0] * segment.length
+            start = end
+        if with_notes:
+            advantages = estimates.advantages
+            sample.metadata[NOTE_KEY] = Note(
+                key=f"{key_of(sample)}/{sample.index}",
+                version=version,
+                lengths=[segment.length for segment in segments],
+                versions=[segment.version for segment in segments],
+                at_snapshot=[segment.at_snapshot for segment in segments],
+                group=float(estimates.group[batch.whose[position]]),
+                advantages=None if advantages is None else advantages[here].tolist(),
+                weights=None if estimates.weights is None else estimates.weights[here].tolist(),
+            )

@@ -3,6 +3,7 @@
 import functools
 import json
 from argparse import Namespace
+from collections import Counter
 
 from midstream.buffers.holds import Holds
 from midstream.buffers.ledger import Ledger
@@ -12,6 +13,7 @@ from midstream.buffers.tally import Tally
 from midstream.conf.compose import layer_config
 from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
+from midstream.hooks.credit.estimates import FALLBACKS
 from midstream.hooks.engine import Engine
 from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
@@ -44,6 +46,11 @@ def policy_of(args: Namespace) -> Policy:
 def tally_of(args: Namespace) -> Tally:
     """What became of the rollouts that waited; one per process."""
     return _tally(_settings_of(args))
+
+
+def credit_counts_of(args: Namespace) -> Counter[str]:
+    """How many rollouts lacked what their estimator compares with, by what they lacked; one per process."""
+    return _credit_counts(_settings_of(args))
 
 
 def holds_of(args: Namespace) -> Holds:
@@ -107,6 +114,11 @@ def _policy(settings: str) -> Policy:
 @functools.cache
 def _tally(settings: str) -> Tally:
     return Tally()
+
+
+@functools.cache
+def _credit_counts(settings: str) -> Counter[str]:
+    return Counter(dict.fromkeys(FALLBACKS, 0))
 
 
 @functools.cache

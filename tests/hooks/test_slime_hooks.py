@@ -11,14 +11,15 @@ import pytest
 from midstream.buffers.rollout import PartialRollout, RecordError, Span, Status
 from midstream.envs.protocol import Snapshot, Task
 from midstream.hooks.answers import Generation
+from midstream.hooks.credit.staleness import staleness_metrics
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative
 from midstream.hooks.slime.host import host_of
-from midstream.hooks.slime.log import staleness_metrics
+from midstream.hooks.slime.log import rollout_metrics
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
 from midstream.local.sample import Sample
-from tests.hooks.host import host_args
+from tests.hooks.host import host_args, number_args
 from tests.hooks.scripted import WordTokenizer
 
 TASKS = 6
@@ -226,20 +227,20 @@ def test_only_groups_whose_rewards_differ_inform(group: list[Any], keep: bool, r
     assert (verdict.keep, verdict.reason) == (keep, reason)
 
 
-def test_rewards_are_normalised_in_their_real_groups() -> None:
+def test_rewards_are_normalised_in_their_real_groups(tmp_path: Path) -> None:
     samples = rewarded(0, 1, group=0) + rewarded(1, 1, 0, 0, 9, removed=(4,), group=1)
-    raw, rewards = post_process(Namespace(grpo_std_normalization=False), samples)
+    raw, rewards = post_process(number_args(tmp_path, {}, grpo_std_normalization=False), samples)
     assert raw == [0, 1, 1, 1, 0, 0, 9]
     assert rewards == [-0.5, 0.5, 0.5, 0.5, -0.5, -0.5, 0.0]
-    _, scaled = post_process(Namespace(grpo_std_normalization=True), samples)
+    _, scaled = post_process(number_args(tmp_path, {}, grpo_std_normalization=True), samples)
     # Deviation with n - 1: sqrt(0.5) for two, sqrt(1/3) for four.
     assert scaled == pytest.approx(
         [-(0.5**0.5), 0.5**0.5, *[0.75**0.5] * 2, *[-(0.75**0.5)] * 2, 0.0], abs=1e-5
     )
 
 
-def test_a_group_of_one_has_no_advantage() -> None:
-    assert post_process(Namespace(), rewarded(3.0))[1] == [0.0]
+def test_a_group_of_one_has_no_advantage(tmp_path: Path) -> None:
+    assert post_process(number_args(tmp_path, {}), rewarded(3.0))[1] == [0.0]
 
 
 def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
@@ -247,21 +248,28 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
     play(fresh)
     play(stale)
     stale.metadata["midstream"]["resumes"] = 2
-    metrics = staleness_metrics([fresh, stale, Sample(prompt="7")], version=5)
-    assert metrics == {
+    samples = [fresh, stale, Sample(prompt="7")]
+    rollouts = [recorded_rollout(sample) for sample in samples[:2]]
+    assert staleness_metrics(rollouts, version=5, bound=1) == {
         "staleness/trajectory_mean": 2.0,
         "staleness/trajectory_max": 2.0,
         "staleness/token_mean": 2.0,
         "staleness/token_max": 2.0,
         "staleness/env_mean": 2.0,
         "staleness/env_max": 2.0,
+        "staleness/env_share_beyond": 1.0,
+        "staleness/from_the_future": 0.0,
+    }
+    assert staleness_metrics(rollouts, version=2, bound=None)["staleness/from_the_future"] == 2.0
+    assert set(staleness_metrics([], version=5, bound=1).values()) == {0.0}
+    assert rollout_metrics(samples) == {
         "rollout/resumed": 1.0,
         "rollout/resumes": 2.0,
         "rollout/agent_faults": 0.0,
         "env/snapshot_wait_mean_s": 0.0,
         "env/failed_rollouts": 0.0,
     }
-    assert set(staleness_metrics([], version=5).values()) == {0.0}
+    assert set(rollout_metrics([]).values()) == {0.0}
 
 
 def test_a_sample_of_no_known_host_is_named() -> None:

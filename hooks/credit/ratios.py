@@ -1,0 +1,111 @@
+"""How far the policy that is trained is from those that made the tokens, where both log-probs are known."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from midstream.hooks.credit.estimators.prefix_is import prefix_products
+from midstream.hooks.credit.training import Segments
+
+Reduce = Callable[[Tensor], Tensor]
+"""The sum of a tensor over the ranks that own slices of the same responses."""
+
+# Lags in policy versions at which an effective sample size is told on its own, up to each of these.
+_LAGS = (0, 1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Log-ratios, in nats: log-prob under the policy that is trained, minus the one recorded.
+
+    Attributes:
+        tokens: [T] of each token of the model, 0 for others.
+        trained: [T] bool, the model's tokens that are in the loss.
+        sums: [S] summed over a segment, by whatever rank its tokens are owned.
+        squares: [S] their squares, summed likewise.
+        products: [S] summed over all earlier segments of the same sample: the log of the prefix product.
+    """
+
+    tokens: Tensor
+    trained: Tensor
+    sums: Tensor
+    squares: Tensor
+    products: Tensor
+
+
+def ratios_of(
+    segments: Segments, log_probs: Tensor, recorded: Tensor, mask: Tensor, reduce: Reduce
+) -> Ratios:
+    """From log-probs under the policy that is trained and the `recorded` ones; these and the loss mask are [T].
+
+    What a masked prefix holds counts in sums and products: the policy has made it all the same.
+    """
+    made = segments.made[segments.of_tokens]
+    tokens = torch.where(made, (log_probs - recorded).to(torch.float64), 0.0)
+    sums = torch.zeros(len(segments.made), 2, dtype=torch.float64, device=tokens.device)
+    sums = reduce(sums.index_add_(0, segments.of_tokens, torch.stack([tokens, tokens**2], dim=1)))
+    products = prefix_products(sums[:, 0], segments.samples)
+    return Ratios(tokens, made & (mask > 0), sums[:, 0], sums[:, 1], products)
+
+
+def prefix_squares(segments: Segments, ratios: Ratios) -> tuple[Tensor, Tensor]:
+    """[N] The mean squared log-ratio of what is older than the newest version of its sample; and how many tokens."""
+    size = int(segments.samples.max()) + 1 if len(segments.samples) else 0
+    values = torch.stack([ratios.squares, segments.lengths.to(torch.float64)], dim=1)
+    values = torch.where(segments.older[:, None], values, 0.0)
+    sums = torch.zeros(size, 2, dtype=torch.float64, device=values.device).index_add_(
+        0, segments.samples, values
+    )
+    return sums[:, 0] / sums[:, 1].clamp(min=1), sums[:, 1]
+
+
+def ratio_metrics(segments: Segments, ratios: Ratios | None) -> dict[str, float]:
+    """Figures of one rank's share of a batch; zeros where nothing is known, and an effective sample size of 1."""
+    if ratios is None:
+        nothing = torch.zeros_like(segments.of_tokens)
+        ratios = ratios_of(segments, nothing, nothing, nothing, lambda sums: sums)
+    log_ratios = ratios.tokens[ratios.trained]
+    lags = segments.lags[segments.of_tokens][ratios.trained]
+    squares, older = prefix_squares(segments, ratios)
+    products = ratios.products[segments.at_snapshot]
+    at = (
+        (0.0,)
+        if not len(products)
+        else (products.mean().item(), products.min().item(), products.max().item())
+    )
+    return {
+        "staleness/ratio_mean": _mean(log_ratios.exp()),
+        "staleness/ratio_deviation": _mean((log_ratios.exp() - 1).abs()),
+        "staleness/log_ratio_sq": _mean(log_ratios**2),
+        "staleness/prefix_log_ratio_sq": float((squares * older).sum() / older.sum().clamp(min=1)),
+        "staleness/prefix_log_ratio_sq_max": float(squares.max()) if len(squares) else 0.0,
+        "staleness/prefix_product_log_mean": at[0],
+        "staleness/prefix_product_log_min": at[1 % len(at)],
+        "staleness/prefix_product_log_max": at[2 % len(at)],
+    } | {
+        f"staleness/ess_lag_{name}": effective_sample_size(log_ratios[(low < lags) & (lags <= high)])
+        for name, low, high in _lag_bands()
+    }
+
+
+def effective_sample_size(log_ratios: Tensor) -> float:
+    """(sum w)^2 / (n sum w^2) of the weights exp(`log_ratios`) [n], in (0, 1]; 1 where there is none (Kish 1965)."""
+    if not len(log_ratios):
+        return 1.0
+    weights = (log_ratios - log_ratios.max()).exp()  # the largest is 1: no sum overflows
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def _lag_bands() -> list[tuple[str, float, float]]:
+    """Name, and lags above the first number up to the second."""
+    bands = [
+        (str(h) if h - low == 1 else f"{low + 1}_{h}", low, h) for low, h in itertools.pairwise((-1, *_LAGS))
+    ]
+    return [*bands, (f"above_{_LAGS[-1]}", _LAGS[-1], float("inf"))]
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0

@@ -1,0 +1,144 @@
+"""From the records of a batch to what estimators see of it."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from midstream.buffers.rollout import PartialRollout, Span
+from midstream.envs.lineage import LineageError, chain, shares_along
+from midstream.hooks.credit.batch import NONE, CreditBatch
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment of one rollout, as `CreditBatch` has them.
+
+    `state` is the digest of the environment's state, `at_snapshot` whether a turn begins here in a known one.
+    """
+
+    length: int
+    version: int = NONE
+    shared: bool = False
+    inherited: bool = False
+    state: str | None = None
+    at_snapshot: bool = False
+    lags: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Earned:
+    """What one rollout earned: `counted` is False where no loss may see it.
+
+    `anchor` is equal for rollouts of a group that are continuations of one state, None where it has nothing in common
+    with another.
+    """
+
+    group: Hashable
+    reward: float
+    counted: bool
+    anchor: Hashable | None
+    segments: Sequence[Segment]
+
+
+def segments_of(rollout: PartialRollout, version: int) -> list[Segment]:
+    """The segments of a rollout that the policy `version` trains on; none where it has no token.
+
+    Lags are never negative: tokens of a version after `version` count as its own.
+    """
+    anchor = 0 if rollout.anchor is None else rollout.anchor.tokens
+    spans = {span.start: span for span in rollout.spans}
+    turns = {turn.start: index for index, turn in enumerate(rollout.turns)}
+    ends = {0, anchor, len(rollout.tokens)}
+    ends.update(at for span in rollout.spans for at in (span.start, span.end))
+    ends.update(at for turn in rollout.turns for at in (turn.start, turn.action_end, turn.end))
+    trajectory = 0 if rollout.dispatch_version is None else max(0, version - rollout.dispatch_version)
+    acted_in = _states(rollout, version)
+    segments: list[Segment] = []
+    span: Span | None = None
+    state: tuple[str | None, float] = (None, 0.0)
+    for start, end in itertools.pairwise(sorted(ends)):
+        span = spans.get(start, span)
+        if start in turns:
+            state = acted_in[turns[start]]
+        made = span is not None and start < span.end
+        token = max(0, version - span.version) if span is not None and made else 0
+        segments.append(
+            Segment(
+                length=end - start,
+                version=span.version if span is not None and made else NONE,
+                shared=end <= anchor,
+                inherited=span is not None and made and span.inherited,
+                state=state[0],
+                at_snapshot=start in turns and state[0] is not None,
+                lags=(trajectory, token, state[1]),
+            )
+        )
+    return segments
+
+
+def batch_of(rollouts: Sequence[Earned]) -> CreditBatch:
+    """The tensors of these rollouts and of their segments, in their order."""
+    segments = [(index, segment) for index, rollout in enumerate(rollouts) for segment in rollout.segments]
+    groups: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    families: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    anchors: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    states: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    return CreditBatch(
+        rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64),
+        counted=torch.tensor([rollout.counted for rollout in rollouts], dtype=torch.bool),
+        groups=_integers(groups[rollout.group] for rollout in rollouts),
+        # All forks of a group descend from the member that its first fork had gone on from.
+        families=_integers(NONE if r.anchor is None else families[r.group] for r in rollouts),
+        anchors=_integers(NONE if r.anchor is None else anchors[r.group, r.anchor] for r in rollouts),
+        rollouts=_integers(index for index, _ in segments),
+        lengths=_integers(segment.length for _, segment in segments),
+        versions=_integers(segment.version for _, segment in segments),
+        shared=torch.tensor([segment.shared for _, segment in segments], dtype=torch.bool),
+        inherited=torch.tensor([segment.inherited for _, segment in segments], dtype=torch.bool),
+        states=_integers(
+            NONE if segment.state is None else states[rollouts[index].group, segment.state]
+            for index, segment in segments
+        ),
+        lags=torch.tensor([segment.lags for _, segment in segments], dtype=torch.float64).reshape(-1, 3),
+    )
+
+
+def _integers(values: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _states(rollout: PartialRollout, version: int) -> list[tuple[str | None, float]]:
+    """For each turn the digest of the state in which it acts, None where that is unknown, and that state's mean lag.
+
+    A lag that is unknown is that of the last state that is known.
+    """
+    keys = [turn.snapshot_before for turn in rollout.turns]
+    lags: dict[str, float] = {}
+    # From the last on: the chain that leads to it has the others, but for rollouts that were forked or went back.
+    for key in reversed(keys):
+        if key is not None and key not in lags:
+            lags |= _mean_lags(rollout, key, version)
+    found, known = [], 0.0
+    for key in keys:
+        known = known if key is None else lags.get(key, known)
+        found.append((None if key is None else rollout.snapshots[key].digest, known))
+    return found
+
+
+def _mean_lags(rollout: PartialRollout, last: str, version: int) -> dict[str, float]:
+    """The mean lag of what differs from the task's start, by bytes, in each state from there to `last`; none where
+    the records do not lead back to that start.
+    """
+    try:
+        states = chain(rollout.snapshots, last)
+    except LineageError:
+        return {}
+    return {
+        state.id: sum(
+            share * max(0, version - writer) for writer, share in shares.items() if writer is not None
+        )
+        for state, shares in zip(states, shares_along(states), strict=True)
+    }

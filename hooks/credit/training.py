@@ -1,0 +1,87 @@
+"""What the trainer does with the notes of its samples: values of segments become values of tokens.
+
+Shapes: N samples, S segments of all of them in order, T tokens of all responses that this rank owns. Under context
+parallelism a rank owns two slices of each response; `owned` says which.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from midstream.hooks.credit.batch import NONE, per_token
+from midstream.hooks.credit.note import Note
+
+Owned = Callable[[Tensor, int], Tensor]
+"""The entries of a tensor over the response of a sample that this rank owns, given the sample's index."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a rank's samples.
+
+    Attributes:
+        samples: [S] the sample of each, ascending.
+        lengths: [S] tokens.
+        made: [S] bool, made by the policy.
+        lags: [S] policy versions between the one that trains and the one that made it; 0 for the environment's.
+        older: [S] bool, made by an older version than the newest of its sample.
+        at_snapshot: [S] bool, see `Note`.
+        of_tokens: [T] the segment of each token.
+    """
+
+    samples: Tensor
+    lengths: Tensor
+    made: Tensor
+    lags: Tensor
+    older: Tensor
+    at_snapshot: Tensor
+    of_tokens: Tensor
+
+
+def segments_of(
+    notes: Sequence[Note], response_lengths: Sequence[int], owned: Owned, device: torch.device
+) -> Segments:
+    """Lay the notes of N samples out; raises NoteError where one does not fit its response."""
+    for note, length in zip(notes, response_lengths, strict=True):
+        note.check(length)
+    counts = torch.tensor([len(note.lengths) for note in notes])
+    samples = per_token(torch.arange(len(notes)), counts)
+    lengths = torch.tensor([length for note in notes for length in note.lengths], dtype=torch.int64)
+    versions = torch.tensor([version for note in notes for version in note.versions], dtype=torch.int64)
+    newest = torch.full((len(notes),), NONE, dtype=torch.int64)
+    newest = newest.scatter_reduce(0, samples, versions, "amax")
+    trains = torch.tensor([note.version for note in notes], dtype=torch.int64)
+    of_tokens = per_token(torch.arange(len(lengths)), lengths).split(list(response_lengths))
+    made = versions != NONE
+    found = Segments(
+        samples=samples,
+        lengths=lengths,
+        made=made,
+        lags=torch.where(made, (trains[samples] - versions).clamp(min=0), 0),
+        older=made & (versions < newest[samples]),
+        at_snapshot=torch.tensor([at for note in notes for at in note.at_snapshot], dtype=torch.bool),
+        of_tokens=torch.cat([owned(each, index) for index, each in enumerate(of_tokens)]),
+    )
+    return Segments(**{name: value.to(device) for name, value in vars(found).items()})
+
+
+def advantages_of(notes: Sequence[Note], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """[S] What replaces the host's advantages, and what the host has spread over the tokens instead.
+
+    None where the host's stay.
+    """
+    if any(note.advantages is None for note in notes):
+        return None
+    ours = [value for note in notes for value in note.advantages or ()]
+    group = [note.group for note in notes for _ in note.lengths]
+    return torch.tensor(ours, device=device), torch.tensor(group, device=device)
+
+
+def weights_of(notes: Sequence[Note], device: torch.device) -> Tensor | None:
+    """[S] What advantages are multiplied with, None where by nothing."""
+    if all(note.weights is None for note in notes):
+        return None
+    weights = [w for note in notes for w in note.weights or [1.0] * len(note.lengths)]
+    return torch.tensor(weights, device=device)

@@ -1,0 +1,157 @@
+"""``--rollout-data-postprocess-path midstream.hooks.slime.credit.apply_credit``"""
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from midstream.conf.schema.credit import CreditConfig
+from midstream.hooks.credit.estimators.prefix_is import prefix_is
+from midstream.hooks.credit.note import Note
+from midstream.hooks.credit.ratios import Ratios, ratio_metrics, ratios_of
+from midstream.hooks.credit.training import Segments, advantages_of, segments_of, weights_of
+from midstream.hooks.slime.parallel import Ranks
+from midstream.hooks.slime.settings import layer_of
+
+NOTE_KEY = "round_number"
+"""Of the keys that the host carries from a sample's metadata to the trainer, the one that it takes from any sample."""
+_HOOK = "midstream.hooks.slime.credit.apply_credit"
+_SPREADS_REWARDS = ("grpo", "gspo", "cispo")
+
+RolloutData = dict[str, Any]
+
+
+def takes_notes(args: Namespace) -> bool:
+    """Whether the trainer's hook is there to take the notes of samples out again.
+
+    A hook of the user's own is trusted to call ours where an estimator needs it.
+    """
+    path = getattr(args, "rollout_data_postprocess_path", None)
+    return path == _HOOK or (path is not None and layer_of(args).credit.needs_trainer)
+
+
+def check_credit(args: Namespace) -> None:
+    """Raise ValueError where flags of the host contradict the estimators."""
+    credit = layer_of(args).credit
+    names = ", ".join(credit.estimators)
+    if credit.estimators != ["grpo"] and getattr(args, "custom_reward_post_process_path", None) is None:
+        raise ValueError(
+            f"midstream.credit.estimators {names}: add --custom-reward-post-process-path "
+            "midstream.hooks.slime.rewards.post_process"
+        )
+    if credit.needs_trainer and getattr(args, "rollout_data_postprocess_path", None) is None:
+        raise ValueError(
+            f"midstream.credit.estimators {names}: add --rollout-data-postprocess-path {_HOOK}; a host without that "
+            "flag can do grpo and mask_prefix"
+        )
+    if takes_notes(args) and getattr(args, "log_multi_turn", False):
+        raise ValueError(
+            f"--log-multi-turn reads what carries midstream's notes to the trainer: leave it out, or {_HOOK}"
+        )
+    if credit.advantage not in (None, "grpo"):
+        _check_replaces(args, credit)
+
+
+def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) -> None:
+    """Take the notes out of the rollout data, and apply the estimators to its ``advantages``.
+
+    Runs after the host's estimator and its whitening, on every rank. Where there are no advantages, as on pipeline
+    stages before the last, that is all. Adds ``staleness/...``: a number for each sample, which the host logs as
+    their mean.
+
+    Raises:
+        NoteError: a note does not fit its tokens.
+        ValueError: what an estimator needs is not there, or what it gets is not finite.
+    """
+    credit = layer_of(args).credit
+    notes: list[Note] | None = rollout_data.pop(NOTE_KEY, None)
+    if "advantages" not in rollout_data:
+        return
+    if notes is None:
+        if credit.needs_trainer:
+            raise ValueError(
+                f"rollout {rollout_id} came without notes for {', '.join(credit.estimators)}: set "
+                "--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process; a convert function of "
+                f"your own must pass on {NOTE_KEY}, from the metadata of each sample"
+            )
+        return
+    advantages: list[Tensor] = rollout_data["advantages"]
+    if not notes:
+        return
+    device = advantages[0].device
+    lengths = [int(length) for length in rollout_data["response_lengths"]]
+    ranks = Ranks(args, rollout_data["total_lengths"], lengths)
+    segments = segments_of(notes, lengths, ranks.owned, device)
+    masks = [torch.as_tensor(mask, device=device) for mask in rollout_data["loss_masks"]]
+    mask = torch.cat([ranks.owned(each, index) for index, each in enumerate(masks)])
+    ratios = _ratios(rollout_data, segments, mask, ranks)
+    flat = _replaced(args, notes, segments, torch.cat(advantages), mask, ranks)
+    for weights in (weights_of(notes, device), _prefix_weights(credit, segments, ratios)):
+        if weights is not None:
+            flat = flat * weights.to(flat.dtype)[segments.of_tokens]
+    _check_finite(flat * mask, notes, segments)
+    rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
+    for name, value in ratio_metrics(segments, ratios).items():
+        rollout_data[name] = [value] * len(notes)
+
+
+def _replaced(
+    args: Namespace, notes: list[Note], segments: Segments, flat: Tensor, mask: Tensor, ranks: Ranks
+) -> Tensor:
+    """Ours in place of the group's reward that the host has spread over the tokens."""
+    ours = advantages_of(notes, flat.device)
+    if ours is None:
+        return flat
+    new, spread = (values.to(flat.dtype)[segments.of_tokens] for values in ours)
+    if getattr(args, "normalize_advantages", False):
+        return ranks.whitened(new, mask)
+    # What the host has added besides, as for distillation, stays.
+    return flat + (new - spread)
+
+
+def _ratios(rollout_data: RolloutData, segments: Segments, mask: Tensor, ranks: Ranks) -> Ratios | None:
+    now, recorded = rollout_data.get("log_probs"), rollout_data.get("rollout_log_probs")
+    if not now or not recorded:
+        return None
+    device = mask.device
+    flat = [
+        torch.cat([torch.as_tensor(each, device=device) for each in values]) for values in (now, recorded)
+    ]
+    return ratios_of(segments, flat[0], flat[1], mask, ranks.summed)
+
+
+def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | None) -> Tensor | None:
+    if "prefix_is" not in credit.estimators:
+        return None
+    if ratios is None:
+        raise ValueError(
+            "prefix_is needs log-probs of the trainer and of the rollout: pass --get-mismatch-metrics, which makes the "
+            "trainer compute its own, and leave out --use-rollout-logprobs"
+        )
+    return prefix_is(ratios.sums, segments.samples, credit.prefix_is.bound)
+
+
+def _check_finite(flat: Tensor, notes: list[Note], segments: Segments) -> None:
+    if not bool(flat.isfinite().all()):
+        token = int((~flat.isfinite()).nonzero()[0])
+        sample = int(segments.samples[segments.of_tokens[token]])
+        raise ValueError(
+            f"an advantage of rollout {notes[sample].key} is not finite: look for log-probs or rewards that are not in "
+            "the samples of this step"
+        )
+
+
+def _check_replaces(args: Namespace, credit: CreditConfig) -> None:
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    if estimator not in _SPREADS_REWARDS:
+        raise ValueError(
+            f"midstream.credit.estimators {credit.advantage} takes the place of rewards spread over the tokens: "
+            f"--advantage-estimator {estimator} makes its own; use one of {', '.join(_SPREADS_REWARDS)}, or lag_decay "
+            "and prefix_is, which weigh any"
+        )
+    if getattr(args, "use_opd", False) and getattr(args, "normalize_advantages", False):
+        raise ValueError(
+            f"midstream.credit.estimators {credit.advantage} cannot tell distillation from rewards after "
+            "--normalize-advantages: leave out one of it, --use-opd and that"
+        )

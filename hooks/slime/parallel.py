@@ -1,0 +1,61 @@
+"""How a host has spread a batch over the ranks of its trainer."""
+
+import importlib
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from midstream.hooks.slime.host import running_host
+
+# slime's own guard of its whitening.
+_EPSILON = 1e-8
+
+
+class Ranks:
+    """One rank's view: which tokens it owns, and sums over others. Alone where Megatron is not set up."""
+
+    def __init__(
+        self, args: Namespace, total_lengths: Sequence[int], response_lengths: Sequence[int]
+    ) -> None:
+        """Lengths, in tokens, are of the samples of this rank; those of one context-parallel group are the same."""
+        self._lengths = list(zip(total_lengths, response_lengths, strict=True))
+        self._state: Any = importlib.import_module("megatron.core.parallel_state")
+        self._is_spread = self._state.model_parallel_is_initialized()
+        if self._is_spread and self._state.get_context_parallel_world_size() > 1:
+            self._slice = running_host(args).load("slices", "slice_log_prob_with_cp")
+        else:
+            self._slice = None
+
+    def owned(self, values: Tensor, sample: int) -> Tensor:
+        """The entries of a tensor over the whole response of a sample that this rank owns."""
+        if self._slice is None:
+            return values
+        result: Tensor = self._slice(values, *self._lengths[sample])
+        return result
+
+    def summed(self, values: Tensor) -> Tensor:
+        """The sum over the ranks that own slices of the same samples."""
+        if self._slice is not None:
+            distributed.all_reduce(values, group=self._state.get_context_parallel_group())
+        return values
+
+    def whitened(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Mean 0 and variance 1 (with n - 1) over the masked tokens of all ranks, as slime whitens advantages.
+
+        Raises:
+            ValueError: no rank has a token in the loss.
+        """
+        masked = values.double() * mask
+        sums = torch.stack([mask.sum().double(), masked.sum(), (masked * values).sum()])
+        if self._is_spread:
+            group = self._state.get_data_parallel_group(with_context_parallel=True)
+            distributed.all_reduce(sums, group=group)
+        count, total, squares = sums
+        if not count:
+            raise ValueError("no token of the batch is in the loss: there is nothing to whiten")
+        mean = total / count
+        variance = (squares / count - mean**2) * count / (count - 1).clamp(min=1)
+        return ((values - mean) * torch.rsqrt(variance.clamp(min=0) + _EPSILON)).to(values.dtype)
