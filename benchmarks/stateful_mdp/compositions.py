@@ -1,0 +1,133 @@
+"""What sets the advantage and what weighs it, composed as a job's configuration composes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from midstream.hooks.credit.batch import Credit, CreditBatch
+from midstream.hooks.credit.estimators.anchored import anchored, anchored_shrunk, telescoped
+from midstream.hooks.credit.estimators.grpo import grpo
+from midstream.hooks.credit.estimators.lag_decay import lag_decay
+from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
+from midstream.hooks.credit.estimators.prefix_is import prefix_is
+from midstream.hooks.credit.estimators.state_hash import state_hash
+
+from .gradients import TIS_BOUND
+from .groups import Groups, Layout, credit_batch
+from .process import Process, expected_gradient, visits
+
+ADVANTAGES: dict[str, Callable[[CreditBatch], Credit]] = {
+    "grpo": grpo,
+    "state_hash": state_hash,
+    "telescoped": telescoped,
+    "anchored": anchored,
+    "anchored_shrunk": anchored_shrunk,
+}
+# Its baselines are weighed by what the other groups of the batch show; the others look at a group alone.
+POOLS_OVER_GROUPS = frozenset({"anchored_shrunk"})
+
+# Per policy version, of trajectory, token and environment: halves what is 14 versions old, by each of the two.
+DECAY_RATES = torch.tensor([0.0, 0.05, 0.05], dtype=torch.float64)
+
+# [S] from the batch and the log-ratios [S] of its segments.
+WEIGHTS: dict[str, Callable[[CreditBatch, Tensor], Tensor]] = {
+    "mask_prefix": lambda batch, ratios: mask_prefix(batch).to(torch.float64),
+    "lag_decay": lambda batch, ratios: lag_decay(batch, DECAY_RATES),
+    "prefix_is 2": lambda batch, ratios: prefix_is(ratios, batch.rollouts, 2.0),
+    "prefix_is": lambda batch, ratios: prefix_is(ratios, batch.rollouts, torch.inf),
+}
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The name in `ADVANTAGES` of what sets the advantage and those in `WEIGHTS` of what weighs it."""
+
+    advantage: str
+    weights: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ", ".join((self.advantage, *self.weights))
+
+    def scale(self, layout: Layout) -> float:
+        """What is known to stand before the gradient of a group, beside that its loss is summed over its rollouts.
+
+        A mean that holds the rollout itself takes 1/n of it, and probes are in no loss.
+        """
+        if self.advantage == "grpo":
+            return float(layout.size - 1)
+        if self.advantage == "telescoped":
+            return float(layout.alone + layout.anchors)
+        return float(layout.size)
+
+    def computable(self, layout: Layout, lag: int) -> frozenset[str]:
+        """The parts of the gradient, `prefix` and `suffix`, for which `expectation` holds.
+
+        For the others it depends on the whole of a rollout (weights with a bound or of an environment's lag), on the
+        state (a baseline of it, where the score of stale tokens has a mean), or on continuations that are compared
+        with the prefix that they share (GRPO).
+        """
+        if lag > 0 and not {"lag_decay", "prefix_is 2"}.isdisjoint(self.weights):
+            return frozenset()
+        if (self.advantage == "grpo" and layout.anchors > 0) or (self.advantage == "state_hash" and lag > 0):
+            return frozenset({"suffix"})
+        return frozenset({"prefix", "suffix"})
+
+    def expectation(
+        self, process: Process, logits: Tensor, made: Tensor, *, cut: int, layout: Layout, tis: bool
+    ) -> Tensor:
+        """[N, S, A] Of its gradient by `logits`, `scale` divided out, for rollouts that `made` plays.
+
+        All baselines are means over rollouts that the action had no part in, so that they make no difference to it.
+        """
+        now = logits.softmax(-1)
+        found = expected_gradient(
+            process,
+            logits,
+            made,
+            visited=visits(process, now if "prefix_is" in self.weights else made),
+            weights=(now / made).clamp(max=TIS_BOUND) if tis else torch.ones_like(made),
+        )
+        no_strangers = layout.alone == 0 and layout.anchors == 1
+        if "mask_prefix" in self.weights or no_strangers:
+            found[: process.first_step(cut)] = 0.0
+        return found
+
+
+def segment_advantages(composition: Composition, batch: CreditBatch) -> Tensor:
+    """[S] Advantages, 0 where the segment is out of the loss."""
+    credit = ADVANTAGES[composition.advantage](batch)
+    return torch.where(credit.trained & ~batch.inherited, credit.advantages, 0.0)
+
+
+def segment_weights(composition: Composition, batch: CreditBatch, ratios: Tensor) -> Tensor:
+    """[S] The product of its weights, from the log-ratios [S] of segments."""
+    found = torch.ones_like(ratios)
+    for name in composition.weights:
+        found = found * WEIGHTS[name](batch, ratios)
+    return found
+
+
+def of_turns(process: Process, per_token: Tensor) -> Tensor:
+    """[R, T] The sums over each turn's tokens of values [R, N]."""
+    sums = torch.zeros(len(per_token), process.turn_count, dtype=per_token.dtype)
+    return sums.index_add_(1, process.turns, per_token)
+
+
+def to_tokens(process: Process, of_segments: Tensor) -> Tensor:
+    """[R, N] of values [R x T] of turns."""
+    return of_segments.view(-1, process.turn_count)[:, process.turns]
+
+
+def advantages_by_batch(
+    composition: Composition, process: Process, groups: Groups, *, cut: int, lag: int, batch_groups: int
+) -> Tensor:
+    """[R x T] As `segment_advantages`, of batches of so many groups where they matter to it."""
+    count = len(groups.rewards) // groups.layout.size
+    size = batch_groups if composition.advantage in POOLS_OVER_GROUPS else count
+    parts = [groups.part(first, size) for first in range(0, count, size)]
+    return torch.cat(
+        [segment_advantages(composition, credit_batch(process, part, cut=cut, lag=lag)) for part in parts]
+    )
