@@ -1,0 +1,357 @@
+"""Credit on its way through slime's hooks: from the samples of a batch to the trainer's advantages."""
+
+import multiprocessing
+import pickle
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from midstream.buffers.rollout import Anchor, PartialRollout, Phase, Span, Status, Turn
+from midstream.envs.protocol import Change, Snapshot
+from midstream.hooks.credit.note import NoteError
+from midstream.hooks.slime.credit import apply_credit, check_credit
+from midstream.hooks.slime.host import Host, register
+from midstream.hooks.slime.rewards import post_process
+from midstream.hooks.slime.sample import store
+from midstream.hooks.slime.settings import credit_counts_of, engine_of
+from midstream.local.batch import convert
+from midstream.local.sample import Sample
+from tests.hooks.host import number_args
+
+HOOKS = {
+    "custom_reward_post_process_path": "midstream.hooks.slime.rewards.post_process",
+    "rollout_data_postprocess_path": "midstream.hooks.slime.credit.apply_credit",
+}
+# Two turns of two tokens and an answer of one each: the first by version 3, in the task's own state.
+LENGTH, SPLIT = 6, 3
+
+
+def args_of(folder: Path, *estimators: str, **settings: Any) -> Namespace:
+    policy = "anchor" if {"telescoped", "anchored", "anchored_shrunk"} & set(estimators) else "continue"
+    layer = {"resume_policy": policy, "credit": {"estimators": list(estimators)}}
+    args = number_args(folder, layer, **HOOKS | {"grpo_std_normalization": False} | settings)
+    engine_of(args).version = 5
+    return args
+
+
+def rollout(group: str, second: int, *, anchor: bool = False, owner: bool = True) -> PartialRollout:
+    """Its second turn is by version ``second``, in a state that the first turn has written to."""
+    snapshots = {
+        "s0": Snapshot("s0", "d0"),
+        "s1": Snapshot("s1", "d1", "s0", (Change("a", "created", 10, "", "x"),), version=3, turn=0),
+    }
+    return PartialRollout(
+        prompt_key="p",
+        group_key=group,
+        prompt_tokens=[7, 7],
+        tokens=[1, 2, 9, 3, 4, 9],
+        log_probs=[-0.5, -0.5, 0.0, -1.0, -1.0, 0.0],
+        loss_mask=[int(owner), int(owner), 0, 1, 1, 0],
+        spans=[Span(3, 0, 2, inherited=not owner), Span(second, 3, 5)],
+        turns=[Turn(0, 2, 3, Phase.OBSERVED, "s0"), Turn(3, 5, 6, Phase.OBSERVED, "s1")],
+        snapshots=snapshots,
+        anchor=Anchor("s1", 3) if anchor else None,
+        dispatch_version=3,
+    )
+
+
+def sample(index: int, reward: float, record: PartialRollout, *, failed: bool = False) -> Sample:
+    found = Sample(
+        group_index=int(record.group_key),
+        index=index,
+        tokens=record.prompt_tokens + record.tokens,
+        response_length=LENGTH,
+        loss_mask=list(record.loss_mask),
+        rollout_log_probs=list(record.log_probs),
+    )
+    record.status, record.reward = (Status.FAILED, None) if failed else (Status.COMPLETED, reward)
+    store(found, record)
+    return found
+
+
+def forked_batch() -> list[Sample]:
+    """A group of two strangers, with rewards 1 and 0, and two continuations of one state, 1 and 0; and a group of
+    two that were only resumed."""
+    rewards = [(0, 1), (0, 0), (1, 1), (1, 0)]
+    samples = [
+        sample(index, reward, rollout(str(group), 3)) for index, (group, reward) in enumerate(rewards[:2])
+    ]
+    samples += [
+        sample(2, 1, rollout("0", 5, anchor=True)),
+        sample(3, 0, rollout("0", 5, anchor=True, owner=False)),
+    ]
+    samples += [sample(4 + n, reward, rollout("1", 5)) for n, (_, reward) in enumerate(rewards[2:])]
+    return samples
+
+
+def trainer_data(args: Namespace, samples: list[Sample], log_ratio: float = 0.0) -> dict[str, Any]:
+    """What a trainer has when it calls the hook: notes have crossed processes, rewards are spread over tokens."""
+    data = pickle.loads(pickle.dumps(convert(args, samples)))
+    data["advantages"] = [torch.full((LENGTH,), reward) for reward in data["rewards"]]
+    data["rollout_log_probs"] = [torch.tensor(values) for values in data["rollout_log_probs"]]
+    data["log_probs"] = [values + log_ratio for values in data["rollout_log_probs"]]
+    data["loss_masks"] = [torch.tensor(mask, dtype=torch.int32) for mask in data["loss_masks"]]
+    return data
+
+
+def by_turn(data: dict[str, Any]) -> list[list[float]]:
+    """The advantage of each turn of each sample, which all its tokens have."""
+    for values in data["advantages"]:
+        assert len(set(values[:SPLIT].tolist())) == len(set(values[SPLIT:].tolist())) == 1
+    return [[round(float(values[0]), 6), round(float(values[SPLIT]), 6)] for values in data["advantages"]]
+
+
+def test_the_hosts_advantages_stay_under_grpo(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch())
+    before = [values.clone() for values in data["advantages"]]
+    apply_credit(args, 0, data)
+    assert all(torch.equal(a, b) for a, b in zip(before, data["advantages"], strict=True))
+    assert "round_number" not in data
+    assert data["staleness/ratio_mean"] == [1.0] * 6
+
+
+def test_anchored_takes_the_place_of_what_the_host_has_spread(tmp_path: Path):
+    args = args_of(tmp_path, "anchored")
+    data = trainer_data(args, forked_batch())
+    data["advantages"] = [
+        values + 0.25 for values in data["advantages"]
+    ]  # what else the host has added stays
+    apply_credit(args, 0, data)
+    third = 1 / 3
+    assert by_turn(data) == [
+        [pytest.approx(2 * third + 0.25)] * 2,
+        [pytest.approx(-2 * third + 0.25)] * 2,
+        [0.25, 1.25],  # the anchor is worth what the prompt is
+        [0.25, -0.75],
+        [1.25, 1.25],
+        [-0.75, -0.75],
+    ]
+    assert credit_counts_of(args)["without_strangers"] == 0
+
+
+def test_weights_multiply_whatever_the_host_estimates(tmp_path: Path):
+    args = args_of(tmp_path, "lag_decay", "prefix_is")
+    data = trainer_data(args, forked_batch(), log_ratio=0.1)
+    data["advantages"] = [torch.arange(1.0, 1 + LENGTH) for _ in data["advantages"]]
+    apply_credit(args, 0, data)
+    # Rates of 0.1 for token and state: the first turn is 2 versions old, in the task's own state; the second is fresh,
+    # in a state that is 2 versions old, after two tokens whose ratios are exp(0.1).
+    first, second = torch.tensor(-0.2).exp(), torch.tensor(-0.2 + 0.2).exp()
+    expected = torch.arange(1.0, 1 + LENGTH)
+    expected[:2] *= first
+    expected[3:] *= second
+    # The environment's own tokens, which no loss sees, are of no version, and come after the turn's.
+    expected[2], expected[5] = 3 * torch.tensor(0.2).exp(), 6 * torch.tensor(-0.2 + 0.4).exp()
+    torch.testing.assert_close(data["advantages"][4], expected)
+
+
+def test_metrics_say_how_far_the_policy_is_from_what_it_trains_on(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch()[4:])
+    data["log_probs"] = [
+        values + torch.tensor([0.2, 0.2, 9, 0, 0, 9]) for values in data["rollout_log_probs"]
+    ]
+    apply_credit(args, 0, data)
+    found = {name: values[0] for name, values in data.items() if name.startswith("staleness/")}
+    assert found["staleness/prefix_log_ratio_sq"] == pytest.approx(0.04)
+    assert found["staleness/prefix_log_ratio_sq_max"] == pytest.approx(0.04)
+    assert found["staleness/log_ratio_sq"] == pytest.approx(0.02)
+    assert found["staleness/prefix_product_log_min"] == 0.0
+    assert found["staleness/prefix_product_log_max"] == pytest.approx(0.4)
+    assert found["staleness/ratio_mean"] == pytest.approx((2.718281828**0.2 + 1) / 2)
+    assert found["staleness/ess_lag_2"] == pytest.approx(1.0), "all of one weight"
+
+
+def test_the_effective_sample_size_counts_weights(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch()[4:])
+    data["log_probs"][0][0] += torch.tensor(3.0).log()
+    apply_credit(args, 0, data)
+    # Four tokens of lag 2 with weights 3, 1, 1, 1.
+    assert data["staleness/ess_lag_2"][0] == pytest.approx(36 / (4 * 12))
+
+
+def test_the_mask_of_a_stale_prefix_spares_siblings_that_had_ended(tmp_path: Path):
+    args = args_of(tmp_path, "mask_prefix")
+    samples = forked_batch()
+    data = convert(args, samples)
+    assert data["loss_masks"] == [[1, 1, 0, 1, 1, 0]] * 2 + [[0, 0, 0, 1, 1, 0]] * 4
+
+
+def test_probes_are_out_of_the_loss(tmp_path: Path):
+    data = convert(args_of(tmp_path, "telescoped"), forked_batch())
+    assert [sum(mask) for mask in data["loss_masks"]] == [4, 4, 4, 0, 4, 4]
+
+
+def test_advantages_are_whitened_as_the_host_whitens_them(tmp_path: Path):
+    args = args_of(tmp_path, "anchored", normalize_advantages=True)
+    data = trainer_data(args, forked_batch())
+    plain = trainer_data(args_of(tmp_path, "anchored"), forked_batch())
+    apply_credit(args_of(tmp_path, "anchored"), 0, plain)
+    apply_credit(args, 0, data)
+    flat, mask = torch.cat(plain["advantages"]), torch.cat(plain["loss_masks"]).bool()
+    mean, variance = flat[mask].mean(), flat[mask].var()
+    torch.testing.assert_close(torch.cat(data["advantages"]), (flat - mean) / (variance + 1e-8).sqrt())
+
+
+def test_a_pipeline_stage_without_advantages_loses_the_notes_and_nothing_else(tmp_path: Path):
+    args = args_of(tmp_path, "anchored", "prefix_is")
+    data = trainer_data(args, forked_batch())
+    del data["advantages"]
+    kept = data.keys() - {"round_number"}
+    apply_credit(args, 0, data)
+    assert data.keys() == kept
+
+
+def test_without_log_probs_only_what_needs_them_is_refused(tmp_path: Path):
+    args = args_of(tmp_path, "anchored")
+    data = trainer_data(args, forked_batch())
+    del data["log_probs"]
+    apply_credit(args, 0, data)
+    assert data["staleness/log_ratio_sq"] == [0.0] * 6
+    args = args_of(tmp_path, "prefix_is")
+    data = trainer_data(args, forked_batch())
+    del data["log_probs"]
+    with pytest.raises(ValueError, match="prefix_is needs log-probs of the trainer.*--get-mismatch-metrics"):
+        apply_credit(args, 0, data)
+
+
+def test_a_note_that_does_not_fit_its_response_is_refused(tmp_path: Path):
+    args = args_of(tmp_path, "anchored")
+    data = trainer_data(args, forked_batch())
+    data["response_lengths"][3] = 5
+    with pytest.raises(NoteError, match="sample 0/3: its segments have 6 tokens, its response 5"):
+        apply_credit(args, 0, data)
+
+
+def test_data_without_notes_is_refused_where_an_estimator_needs_them(tmp_path: Path):
+    data = trainer_data(args_of(tmp_path, "grpo"), forked_batch())
+    del data["round_number"]
+    apply_credit(args_of(tmp_path, "grpo"), 0, data)
+    with pytest.raises(
+        ValueError, match="rollout 7 came without notes for anchored: set --custom-reward-post"
+    ):
+        apply_credit(args_of(tmp_path, "anchored"), 7, data)
+
+
+def test_what_is_not_finite_stops_the_step(tmp_path: Path):
+    args = args_of(tmp_path, "prefix_is")
+    data = trainer_data(args, forked_batch())
+    data["log_probs"][1][0] = float("nan")
+    with pytest.raises(ValueError, match="an advantage of rollout 0/1 is not finite"):
+        apply_credit(args, 0, data)
+
+
+def test_versions_from_the_future_count_as_fresh(tmp_path: Path):
+    args = args_of(tmp_path, "lag_decay")
+    engine_of(args).version = 1
+    data = trainer_data(args, forked_batch()[:2])
+    apply_credit(args, 0, data)
+    assert by_turn(data) == [[0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_a_rollout_of_several_samples_counts_once(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    samples = [sample(n, reward, rollout("0", 3)) for n, reward in enumerate((1, 1, 0))]
+    _, rewards = post_process(args, samples)
+    assert rewards == pytest.approx([1 / 3, 1 / 3, -2 / 3])
+    for number, rollout_id in enumerate((4, 4, 5)):
+        samples[number].rollout_id = rollout_id  # type: ignore[attr-defined]
+    assert post_process(args, samples)[1] == [0.5, 0.5, -0.5]
+    samples[0].reward = 0.0
+    assert post_process(args, samples)[1] == pytest.approx([-1 / 3, 2 / 3, -1 / 3]), "rewards of their own"
+
+
+def test_a_failed_member_enters_no_statistic(tmp_path: Path):
+    args = args_of(tmp_path, "anchored")
+    samples = [*forked_batch(), sample(6, 0, rollout("1", 5), failed=True)]
+    data = trainer_data(args, samples)
+    apply_credit(args, 0, data)
+    assert by_turn(data)[4:] == [[1, 1], [-1, -1], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("estimators", "settings", "message"),
+    [
+        (["mask_prefix"], {"custom_reward_post_process_path": None}, "add --custom-reward-post-process-path"),
+        (["lag_decay"], {"rollout_data_postprocess_path": None}, "add --rollout-data-postprocess-path"),
+        (["grpo"], {"log_multi_turn": True}, "--log-multi-turn reads what carries"),
+        (["state_hash"], {"advantage_estimator": "ppo"}, "--advantage-estimator ppo makes its own"),
+        (["state_hash"], {"use_opd": True, "normalize_advantages": True}, "cannot tell distillation"),
+    ],
+)
+def test_flags_that_contradict_the_estimators_are_refused(
+    tmp_path: Path, estimators: list[str], settings: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        check_credit(args_of(tmp_path, *estimators, **settings))
+
+
+# Context parallelism in two real processes: each owns the first and the last, or the two middle quarters.
+
+
+def zigzag(values: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
+    """A rank's share of a response, as the slime family slices it."""
+    from megatron.core import parallel_state
+
+    rank, size = parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+    chunk = -(-total_length // (2 * size))
+    prompt = total_length - response_length
+    bounds = [(r * chunk, (r + 1) * chunk) for r in (rank, 2 * size - rank - 1)]
+    ranges = [(max(low, prompt - 1), min(high, total_length - 1)) for low, high in bounds]
+    return torch.cat([values[low - prompt + 1 : max(low, high) - prompt + 1] for low, high in ranges])
+
+
+def one_rank(rank: int, folder: Path, found: Any) -> None:
+    from megatron.core import parallel_state
+
+    import midstream.local.sample  # noqa: F401  registers the host that this one takes the place of
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    register(SlicingHost("midstream.local"))
+    results = {}
+    for name, settings in SPREAD.items():
+        args = args_of(folder, "anchored", "prefix_is", **settings)
+        data = trainer_data(args, forked_batch(), log_ratio=0.1)
+        lengths = data["total_lengths"], data["response_lengths"]
+        for key in ("advantages", "log_probs", "rollout_log_probs"):
+            data[key] = [zigzag(v, t, r) for v, t, r in zip(data[key], *lengths, strict=True)]
+        apply_credit(args, 0, data)
+        results[name] = [values.tolist() for values in data["advantages"]]
+    found.put((rank, results))
+    torch.distributed.destroy_process_group()
+
+
+class SlicingHost(Host):
+    def load(self, room: str, name: str) -> Any:
+        assert (room, name) == ("slices", "slice_log_prob_with_cp")
+        return zigzag
+
+
+SPREAD: dict[str, dict[str, Any]] = {"plain": {}, "whitened": {"normalize_advantages": True}}
+
+
+def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    ranks = [context.Process(target=one_rank, args=(rank, tmp_path, found)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    shares = dict(found.get(timeout=120) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    for name, settings in SPREAD.items():
+        args = args_of(tmp_path, "anchored", "prefix_is", **settings)
+        whole = trainer_data(args, forked_batch(), log_ratio=0.1)
+        apply_credit(args, 0, whole)
+        # Eight tokens in quarters of two, of which the first are the prompt: rank 0 has the response's first token,
+        # which the prompt's last one predicts, and its last; rank 1 the four between, and the one before the last two.
+        for values, first, second in zip(whole["advantages"], shares[0][name], shares[1][name], strict=True):
+            joined = first[:1] + second + first[1:]
+            assert joined == pytest.approx(values.tolist(), abs=1e-6)
