@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from result import target
 from stateful_mdp.compositions import Composition
+from stateful_mdp.findings import Found
 from stateful_mdp.moments import deviation
 from stateful_mdp.workspace import FORGIVING, STICKY
-
-if TYPE_CHECKING:
-    from attribution import Found
 
 GRPO = Composition("grpo")
 # Where states differ much in value, and where they differ little.
@@ -24,7 +22,7 @@ UNTRAINED = 1e-9
 PARTS = 5
 
 
-def targets_of(found: Sequence["Found"]) -> list[dict[str, Any]]:
+def targets_of(found: Sequence[Found]) -> list[dict[str, Any]]:
     """Per case, and one for all biases that theory says are none."""
     per_case = [list(own) for _, own in groupby(found, key=lambda each: each.case)]
     targets = [entry for own in per_case if own[0].case.lag == 0 for entry in _deviations(own)]
@@ -35,7 +33,7 @@ def targets_of(found: Sequence["Found"]) -> list[dict[str, Any]]:
     return [*targets, target(name, [sum(missed) / len(missed)], "fraction", "<=", MISSED_SHARE)]
 
 
-def _deviations(found: Sequence["Found"]) -> list[dict[str, Any]]:
+def _deviations(found: Sequence[Found]) -> list[dict[str, Any]]:
     reference = found[0]
     ours = [each for each in found if each.composition != GRPO]
     best = min(ours, key=lambda each: each.sd("suffix").value)
@@ -47,7 +45,7 @@ def _deviations(found: Sequence["Found"]) -> list[dict[str, Any]]:
     ]
 
 
-def _ratio(what: str, part: str, own: "Found", reference: "Found", bound: float) -> dict[str, Any]:
+def _ratio(what: str, part: str, own: Found, reference: Found, bound: float) -> dict[str, Any]:
     own_parts, other_parts = (each.parts[part].variances.chunk(PARTS) for each in (own, reference))
     ratios = [
         deviation(a, own.cost).value / deviation(b, reference.cost).value
@@ -56,16 +54,17 @@ def _ratio(what: str, part: str, own: "Found", reference: "Found", bound: float)
     return target(_named(what, own), ratios, "ratio", "<=", bound)
 
 
-def _stale_bias(found: Sequence["Found"]) -> Iterable[dict[str, Any]]:
+def _stale_bias(found: Sequence[Found]) -> Iterable[dict[str, Any]]:
     """Where GRPO trains with a lag; what is put against it may use TIS, too."""
     reference = found[0]
     ours = [each for each in found if each.composition.advantage != "grpo" or each.composition.weights]
-    best = min(ours, key=lambda each: each.parts["prefix"].bias.value)
-    value = best.parts["prefix"].bias.value / reference.parts["prefix"].bias.value
+    # By the upper end of its interval, so that noise wins nothing.
+    best = min(ours, key=lambda each: each.parts["prefix"].bias.high)
+    value = best.parts["prefix"].bias.high / reference.parts["prefix"].bias.value
     yield target(_named("prefix bias, best of ours", best), [value], "ratio", "<=", PREFIX_BIAS)
 
 
-def _named(what: str, own: "Found") -> str:
+def _named(what: str, own: Found) -> str:
     names = own.case.names()
     tis = ", with TIS" if own.tis else ""
     return (

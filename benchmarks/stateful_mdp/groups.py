@@ -45,7 +45,8 @@ class Layout:
         return torch.cat(
             [
                 torch.arange(self.alone),
-                self.alone + torch.arange(self.anchors).repeat_interleave(self.continuations) * self.continuations,
+                self.alone
+                + torch.arange(self.anchors).repeat_interleave(self.continuations) * self.continuations,
             ]
         )
 
@@ -87,9 +88,7 @@ def play(
         flat = states[-1] * policy.shape[2] + actions[-1]
         states.append(_draw(process.transitions[step].flatten(0, 1), flat, generator))
     succeeds = torch.rand(rollouts, generator=generator, dtype=torch.float64) < process.success[states[-1]]
-    return Groups(
-        layout, torch.stack(states, dim=1), torch.stack(actions, dim=1), succeeds.to(torch.float64)
-    )
+    return Groups(layout, torch.stack(states, dim=1), torch.stack(actions, dim=1), succeeds.to(torch.float64))
 
 
 def _draw(rows: Tensor, which: Tensor, generator: torch.Generator) -> Tensor:
@@ -107,7 +106,9 @@ def log_ratios(groups: Groups, now: Tensor, made: Tensor) -> Tensor:
     return (now / made).log()[steps, groups.states[:, :-1], groups.actions]
 
 
-def credit_batch(process: Process, groups: Groups, *, cut: int, lag: int, write_lags: Tensor | None = None) -> CreditBatch:
+def credit_batch(
+    process: Process, groups: Groups, *, cut: int, lag: int, write_lags: Tensor | None = None
+) -> CreditBatch:
     """Turns under `cut` are by a policy `lag` versions older than that of the others; a segment is a turn.
 
     `write_lags` [R, T] is the lag of the environment's state, 0 where it is not given.
