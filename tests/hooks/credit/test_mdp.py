@@ -171,11 +171,11 @@ def estimates(batches: int, *, bias: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def test_bias_and_deviation_are_found_below_the_noise():
-    errors, _ = estimates(400, bias=0.3, seed=0)
+    errors, _ = estimates(2000, bias=0.3, seed=0)
     products = errors @ errors.T
     found = relative_bias(products, 1.0)
     assert found.low < 0.3 < found.high
-    assert found.value == pytest.approx(0.3, abs=0.07)
+    assert found.value == pytest.approx(0.3, abs=0.03)
     spread = deviation(relative_variances(products, 1.0), cost=2.0)
     assert spread.value == pytest.approx((2 * 50 * 0.25) ** 0.5, rel=0.02)
 
