@@ -14,13 +14,15 @@ TURNS, CHANGES, VERSIONS = 32, 3, 4
 VOCABULARY = 150_000
 
 
-def random_rollout(seed: int, tokens: int) -> PartialRollout:
-    """A rollout of TURNS turns that was cut off."""
+def random_rollout(
+    seed: int, tokens: int, *, prompt_tokens: int = 512, turns: int = TURNS, vocabulary: int = VOCABULARY
+) -> PartialRollout:
+    """A rollout that was cut off after so many turns."""
     draws = random.Random(seed)
-    rollout = PartialRollout("prompt", "group", [draws.randrange(VOCABULARY) for _ in range(512)])
-    each = tokens // TURNS
+    rollout = PartialRollout("prompt", "group", [draws.randrange(vocabulary) for _ in range(prompt_tokens)])
+    each = tokens // turns
     action = each * 3 // 4
-    for turn in range(TURNS):
+    for turn in range(turns):
         changes = tuple(
             Change(
                 f"src/module_{number}.py", "modified", 4_000, *(draws.randbytes(8).hex() for _ in range(2))
@@ -31,10 +33,10 @@ def random_rollout(seed: int, tokens: int) -> PartialRollout:
         rollout.begin_turn()
         single = struct.pack(f"{action}f", *(-draws.expovariate(1) for _ in range(action)))
         log_probs = list(struct.unpack(f"{action}f", single))
-        spans = [Span(turn * VERSIONS // TURNS, 0, action)]
-        rollout.append_action([draws.randrange(VOCABULARY) for _ in range(action)], log_probs, spans)
+        spans = [Span(turn * VERSIONS // turns, 0, action)]
+        rollout.append_action([draws.randrange(vocabulary) for _ in range(action)], log_probs, spans)
         rollout.finish_action()
-        rollout.append_observation([draws.randrange(VOCABULARY) for _ in range(each - action)], seconds=0.5)
+        rollout.append_observation([draws.randrange(vocabulary) for _ in range(each - action)], seconds=0.5)
     rollout.status = Status.ABORTED
     return rollout
 
