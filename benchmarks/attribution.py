@@ -31,9 +31,8 @@ from stateful_mdp.cases import FORKED, LAYOUTS, Case, Row, case_row, cases, layo
 from stateful_mdp.compositions import (
     Composition,
     advantages_by_batch,
-    of_turns,
-    segment_weights,
     to_tokens,
+    token_weights,
 )
 from stateful_mdp.findings import Found, errors_of
 from stateful_mdp.gradients import own_ratio_weights, policy_gradients
@@ -98,8 +97,8 @@ def measure(case: Case, layout: str, *, batches: int, generator: torch.Generator
         of_host = own_ratio_weights(ratios, corrected=tis)
         control: Tensor | None = None
         for each in (*plain, *weighed):
-            weights = segment_weights(each, told, of_turns(case.process, ratios).flatten())
-            coefficients = to_tokens(case.process, credited[each.advantage] * weights) * of_host
+            weights = of_host * token_weights(each, case.process, told, ratios)
+            coefficients = to_tokens(case.process, credited[each.advantage]) * weights
             estimates = policy_gradients(groups, coefficients, case.now, batches)
             estimates /= BATCH_GROUPS * each.scale(LAYOUTS[layout])
             expected = each.expectation(

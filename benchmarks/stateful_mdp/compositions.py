@@ -16,7 +16,7 @@ from midstream.hooks.credit.estimators.state_hash import state_hash
 
 from .gradients import TIS_BOUND
 from .groups import Groups, Layout, credit_batch
-from .process import Process, expected_gradient, visits
+from .process import Process, expected_gradient
 
 ADVANTAGES: dict[str, Callable[[CreditBatch], Credit]] = {
     "grpo": grpo,
@@ -31,18 +31,16 @@ POOLS_OVER_GROUPS = frozenset({"anchored_shrunk"})
 # Per policy version, of trajectory, token and environment: halves what is 14 versions old, by each of the two.
 DECAY_RATES = torch.tensor([0.0, 0.05, 0.05], dtype=torch.float64)
 
-# [S] from the batch and the log-ratios [S] of its segments.
-WEIGHTS: dict[str, Callable[[CreditBatch, Tensor], Tensor]] = {
-    "mask_prefix": lambda batch, ratios: mask_prefix(batch).to(torch.float64),
-    "lag_decay": lambda batch, ratios: lag_decay(batch, DECAY_RATES),
-    "prefix_is 2": lambda batch, ratios: prefix_is(ratios, batch.rollouts, 2.0),
-    "prefix_is": lambda batch, ratios: prefix_is(ratios, batch.rollouts, torch.inf),
+OF_SEGMENTS: dict[str, Callable[[CreditBatch], Tensor]] = {
+    "mask_prefix": lambda batch: mask_prefix(batch).to(torch.float64),
+    "lag_decay": lambda batch: lag_decay(batch, DECAY_RATES),
 }
+PREFIX_IS_BOUNDS = {"prefix_is 2": 2.0, "prefix_is": torch.inf}
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The name in `ADVANTAGES` of what sets the advantage and those in `WEIGHTS` of what weighs it."""
+    """The name in `ADVANTAGES` of what sets the advantage, and those of what weighs it, in the two below."""
 
     advantage: str
     weights: tuple[str, ...] = ()
@@ -87,7 +85,7 @@ class Composition:
             process,
             logits,
             made,
-            visited=visits(process, now if "prefix_is" in self.weights else made),
+            others_corrected="prefix_is" in self.weights,
             weights=(now / made).clamp(max=TIS_BOUND) if tis else torch.ones_like(made),
         )
         no_strangers = layout.alone == 0 and layout.anchors == 1
@@ -102,18 +100,17 @@ def segment_advantages(composition: Composition, batch: CreditBatch) -> Tensor:
     return torch.where(credit.trained & ~batch.inherited, credit.advantages, 0.0)
 
 
-def segment_weights(composition: Composition, batch: CreditBatch, ratios: Tensor) -> Tensor:
-    """[S] The product of its weights, from the log-ratios [S] of segments."""
-    found = torch.ones_like(ratios)
+def token_weights(
+    composition: Composition, process: Process, batch: CreditBatch, log_ratios: Tensor
+) -> Tensor:
+    """[R, N] The product of its weights, from the log-ratios [R, N] of tokens."""
+    found = torch.ones_like(log_ratios)
     for name in composition.weights:
-        found = found * WEIGHTS[name](batch, ratios)
+        if name in OF_SEGMENTS:
+            found = found * to_tokens(process, OF_SEGMENTS[name](batch))
+        else:
+            found = found * prefix_is(log_ratios, log_ratios.sum(1, keepdim=True), PREFIX_IS_BOUNDS[name])
     return found
-
-
-def of_turns(process: Process, per_token: Tensor) -> Tensor:
-    """[R, T] The sums over each turn's tokens of values [R, N]."""
-    sums = torch.zeros(len(per_token), process.turn_count, dtype=per_token.dtype)
-    return sums.index_add_(1, process.turns, per_token)
 
 
 def to_tokens(process: Process, of_segments: Tensor) -> Tensor:

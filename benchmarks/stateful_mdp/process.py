@@ -107,20 +107,22 @@ def mean_squared_log_ratio(process: Process, made: Tensor, now: Tensor, cut: int
 
 
 def expected_gradient(
-    process: Process, logits: Tensor, made: Tensor, *, visited: Tensor, weights: Tensor
+    process: Process, logits: Tensor, made: Tensor, *, weights: Tensor, others_corrected: bool
 ) -> Tensor:
     """[N, S, A] The expectation of sum over tokens of weight x (reward - baseline) x score.
 
     Rollouts are played by `made` [N, S, A], scores are those of the softmax policy of `logits`. The baseline is
     independent of the rollout, and in expectation the expected reward of its prompt. `weights` [N, S, A] are those of
-    a token by its own state and action; `visited` [P, N + 1, S] is `visits` of `made`, or, where all that precedes a
-    token is weighed by the product of its ratios, of the policy of `logits`.
+    a token by its own state and action. With `others_corrected` each token is weighed by the product of the ratios of
+    all others of its rollout, too: it is then in states, and followed by actions, as under the policy of `logits`.
     """
-    of_states = values(process, made)
-    of_prompts = of_states[0, process.prompts]
+    policy = logits.softmax(-1)
+    others = policy if others_corrected else made
+    of_states, visited = values(process, others), visits(process, others)
+    of_prompts = values(process, made)[0, process.prompts]
     # Sums over prompts of the chance to be in a state, and of that times the prompt's expected reward.
     share = visited[:, :-1].mean(0)
     baseline = torch.einsum("p,pns->ns", of_prompts, visited[:, :-1]) / len(process.prompts)
     above = share[..., None] * action_values(process, of_states) - baseline[..., None]
     taken = made * weights * above
-    return taken - logits.softmax(-1) * taken.sum(-1, keepdim=True)
+    return taken - policy * taken.sum(-1, keepdim=True)

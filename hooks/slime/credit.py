@@ -87,9 +87,11 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     mask = torch.cat([ranks.owned(each, index) for index, each in enumerate(masks)])
     ratios = _ratios(rollout_data, segments, mask, ranks)
     flat = _replaced(args, notes, segments, torch.cat(advantages), mask, ranks)
-    for weights in (weights_of(notes, device), _prefix_weights(credit, segments, ratios)):
-        if weights is not None:
-            flat = flat * weights.to(flat.dtype)[segments.of_tokens]
+    of_segments = weights_of(notes, device)
+    if of_segments is not None:
+        flat = flat * of_segments.to(flat.dtype)[segments.of_tokens]
+    if "prefix_is" in credit.estimators:
+        flat = flat * _prefix_weights(credit, segments, ratios).to(flat.dtype)
     _check_finite(flat * mask, notes, segments)
     rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
     for name, value in ratio_metrics(segments, ratios).items():
@@ -121,15 +123,18 @@ def _ratios(rollout_data: RolloutData, segments: Segments, mask: Tensor, ranks: 
     return ratios_of(segments, flat[0], flat[1], mask, ranks.summed)
 
 
-def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | None) -> Tensor | None:
-    if "prefix_is" not in credit.estimators:
-        return None
+def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | None) -> Tensor:
+    """[T] Of what an older policy made: what differs where the versions are the same is the engine's rounding."""
     if ratios is None:
         raise ValueError(
             "prefix_is needs log-probs of the trainer and of the rollout: pass --get-mismatch-metrics, which makes the "
             "trainer compute its own, and leave out --use-rollout-logprobs"
         )
-    return prefix_is(ratios.sums, segments.samples, credit.prefix_is.bound)
+    is_stale = segments.lags > 0
+    sums = torch.where(is_stale, ratios.sums, 0.0)
+    totals = torch.zeros_like(sums).index_add_(0, segments.samples, sums)[segments.samples]
+    own = torch.where(is_stale[segments.of_tokens], ratios.tokens, 0.0)
+    return prefix_is(own, totals[segments.of_tokens], credit.prefix_is.bound)
 
 
 def _check_finite(flat: Tensor, notes: list[Note], segments: Segments) -> None:

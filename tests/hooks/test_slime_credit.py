@@ -139,13 +139,13 @@ def test_weights_multiply_whatever_the_host_estimates(tmp_path: Path):
     data["advantages"] = [torch.arange(1.0, 1 + LENGTH) for _ in data["advantages"]]
     apply_credit(args, 0, data)
     # Rates of 0.1 for token and state: the first turn is 2 versions old, in the task's own state; the second is fresh,
-    # in a state that is 2 versions old, after two tokens whose ratios are exp(0.1).
-    first, second = torch.tensor(-0.2).exp(), torch.tensor(-0.2 + 0.2).exp()
+    # in a state that is 2 versions old. The first has two tokens, whose ratios are exp(0.1).
+    first, second = torch.tensor(-0.2 + 0.1).exp(), torch.tensor(-0.2 + 0.2).exp()
     expected = torch.arange(1.0, 1 + LENGTH)
     expected[:2] *= first
     expected[3:] *= second
     # The environment's own tokens, which no loss sees, are of no version, and come after the turn's.
-    expected[2], expected[5] = 3 * torch.tensor(0.2).exp(), 6 * torch.tensor(-0.2 + 0.4).exp()
+    expected[2], expected[5] = 3 * torch.tensor(0.2).exp(), 6 * torch.tensor(-0.2 + 0.2).exp()
     torch.testing.assert_close(data["advantages"][4], expected)
 
 

@@ -218,7 +218,12 @@ def test_prefix_is_multiplies_the_ratios_of_what_came_before():
     rollouts = torch.tensor([0, 0, 0, 2, 2])
     log_ratios = torch.tensor([2.0, 0.5, 3.0, 4.0, 1.0], dtype=torch.float64).log()
     assert prefix_products(log_ratios, rollouts).exp().tolist() == pytest.approx([1, 2, 1, 1, 4])
-    assert prefix_is(log_ratios, rollouts, 3.0).tolist() == pytest.approx([1, 2, 1, 1, 3])
+
+
+def test_prefix_is_multiplies_the_ratios_of_all_other_tokens():
+    log_ratios = torch.tensor([2.0, 0.5, 1.0, 4.0, 3.0], dtype=torch.float64).log()
+    totals = torch.tensor([1.0, 1.0, 1.0, 12.0, 12.0], dtype=torch.float64).log()
+    assert prefix_is(log_ratios, totals, 3.5).tolist() == pytest.approx([0.5, 2, 1, 3, 3.5])
 
 
 def test_estimators_compose_and_are_scaled_by_one_deviation_for_the_batch():

@@ -15,10 +15,9 @@ from benchmarks.stateful_mdp.compositions import (
     ADVANTAGES,
     POOLS_OVER_GROUPS,
     Composition,
-    of_turns,
     segment_advantages,
-    segment_weights,
     to_tokens,
+    token_weights,
 )
 from benchmarks.stateful_mdp.gradients import own_ratio_weights, policy_gradients
 from benchmarks.stateful_mdp.groups import Groups, Layout, credit_batch, log_ratios
@@ -80,7 +79,7 @@ def outcomes(case: Case, layout: Layout) -> tuple[Groups, Tensor]:
 
 
 def expectation(
-    case: Case, layout: Layout, composition: Composition, *, tis: bool = False
+    case: Case, layout: Layout, composition: Composition, *, tis: bool = False, tis_unbounded: bool = False
 ) -> dict[str, Tensor]:
     """Of the gradient's parts, over all outcomes of a group, the known scale divided out."""
     process, now = case.process, case.logits.softmax(-1)
@@ -92,8 +91,9 @@ def expectation(
         if composition.advantage in POOLS_OVER_GROUPS
         else segment_advantages(composition, batch)
     )
-    weights = segment_weights(composition, batch, of_turns(process, ratios).flatten())
-    coefficients = to_tokens(process, advantages * weights) * own_ratio_weights(ratios, corrected=tis)
+    weights = token_weights(composition, process, batch, ratios)
+    of_host = ratios.exp() if tis_unbounded else own_ratio_weights(ratios, corrected=tis)
+    coefficients = to_tokens(process, advantages) * weights * of_host
     coefficients *= chances.repeat_interleave(layout.size)[:, None]
     found = policy_gradients(groups, coefficients, now, batches=1)[0]
     return case.split(found / composition.scale(layout))
@@ -184,6 +184,19 @@ def test_the_product_of_the_whole_prefix_makes_the_suffix_exact(advantage: str):
     layout = TRIO if advantage == "grpo" else BESIDE
     found = expectation(STALE, layout, Composition(advantage, ("prefix_is",)))
     assert off(found["suffix"], STALE.exact["suffix"]) < 1e-9
+
+
+@pytest.mark.parametrize("turns", [(0, 1, 2), (0, 0, 1)], ids=str)
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_with_a_tokens_own_ratio_it_makes_the_prefix_exact_too(advantage: str, turns: tuple[int, ...]):
+    """Whether stale tokens are of one turn or of several."""
+    case = Case(turns=turns, cut=turns[2], lag=4)
+    layout = TRIO if advantage == "grpo" else BESIDE
+    found = expectation(case, layout, Composition(advantage, ("prefix_is",)), tis_unbounded=True)
+    plain = expectation(case, layout, Composition(advantage), tis_unbounded=True)
+    assert off(plain["prefix"], case.exact["prefix"]) > 0.05
+    for part in ("prefix", "suffix"):
+        assert off(found[part], case.exact[part]) < 1e-9
 
 
 def test_a_masked_prefix_teaches_nothing_and_leaves_the_suffix_as_it_is():
