@@ -1,9 +1,10 @@
 """An agent that repairs files in a workspace: the process, and the policies that were trained on it.
 
 A file is untouched and broken, right, or written wrong. A turn has two tokens: the name of a file and one of
-`CONTENTS` contents, of which one is right. What is written stays: nothing resets the workspace, and the reward is
-drawn from how many files are right in the end. That stands for coding agents whose success is decided by tests of a
-workspace in which everything that they did is still there.
+`CONTENTS` contents, of which one is right. What is written stays: nothing resets the workspace, and a rollout succeeds
+where all files are right in the end, but for a few verdicts that are wrong. That stands for coding agents whose success
+is decided by tests of a workspace in which everything that they did is still there. Tasks begin in any workspace that
+is not right yet, with one file written wrong at most, so that some are harder than others.
 
 `STICKY` and `FORGIVING` differ in one number, how likely it is that a file that was written, or right, can be
 written again. In the first an early mistake is hard to undo, as where later work builds on it, so that states differ
@@ -25,19 +26,16 @@ TURNS = 8
 TOKENS_PER_TURN = 2
 # A first write to an untouched file; tools fail now and then.
 TAKES_EFFECT = 0.9
-# Tasks begin with so many right files at most; the others are untouched.
-RIGHT_AT_START = 2
-
-# The reward's chance without a right file and with all of them; between them it grows with the square of their share,
-# since most tests need several.
-LEAST_SUCCESS, MOST_SUCCESS = 0.03, 0.97
+# Of verdicts on a workspace, either way.
+WRONG_VERDICTS = 0.05
+WRONG_AT_START = 1
 
 # Policy version 0 is half trained: it prefers what helps by these logits, beside a taste of its own.
 PREFERS_BROKEN, PREFERS_RIGHT_CONTENT, TASTE = 0.5, 1.0, 0.5
 # The newest version, and the step of exact gradient ascent between two: so large that with a lag of 8, up to which
 # published jobs work, the first half of a rollout comes near the mean squared log-ratio of 0.04 at which M2PO
 # (arXiv 2510.01161) draws the line.
-NEWEST_VERSION, STEP_SIZE = 16, 20.0
+NEWEST_VERSION, STEP_SIZE = 16, 40.0
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,13 @@ def workspace_process(setting: Setting, *, turns: int = TURNS) -> Process:
                 row = written[workspace * FILES + file, content]
                 row[workspace + (becomes - was) * 3**file] += chance
                 row[workspace] += 1 - chance
-    at_start = files_of(states)
-    few_are_right = (at_start == RIGHT).sum(-1) <= RIGHT_AT_START
-    right = (files_of(torch.arange(WORKSPACES * FILES) % WORKSPACES) == RIGHT).sum(-1)
+    files_in = files_of(states)
+    is_task = (files_in != RIGHT).any(-1) & ((files_in == WRONG).sum(-1) <= WRONG_AT_START)
+    is_right = (files_of(torch.arange(WORKSPACES * FILES) % WORKSPACES) == RIGHT).all(-1)
     return Process(
-        prompts=states[(at_start != WRONG).all(-1) & few_are_right],
+        prompts=states[is_task],
         transitions=torch.stack([named, written] * turns),
-        success=LEAST_SUCCESS + (MOST_SUCCESS - LEAST_SUCCESS) * (right.to(torch.float64) / FILES) ** 2,
+        success=WRONG_VERDICTS + (1 - 2 * WRONG_VERDICTS) * is_right.to(torch.float64),
         turns=torch.arange(turns).repeat_interleave(TOKENS_PER_TURN),
     )
 
