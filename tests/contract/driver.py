@@ -41,6 +41,7 @@ from host_args import parse_host_args
 from router import router_before
 
 from midstream.buffers.journal.status import status_of
+from midstream.hooks.credit.note import Note
 from midstream.local.engine.shims import declare_torchvision_operators
 
 _SAMPLE_FIELDS = (
@@ -205,7 +206,9 @@ def _local_ray() -> Iterator[WorkerLogs]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no tensors and no ranges."""
+    """JSON has no tensors, no ranges and no notes."""
+    if isinstance(value, Note):
+        return vars(value)
     return value.tolist() if isinstance(value, torch.Tensor) else list(value)
 
 

@@ -16,7 +16,7 @@ HOOKS = {
 
 
 # Without isolation, so that the steps of a task see the files that they wait for.
-_IN_THE_OPEN = {
+_IN_THE_OPEN: dict[str, Any] = {
     "resume_policy": "continue",
     "environment": {**workload.LAYER["environment"], "isolation": "none"},
 }
@@ -25,7 +25,7 @@ _IN_THE_OPEN = {
 def jobs_of(host: str, folder: Path) -> dict[str, dict[str, Any]]:
     """The settings of all jobs that the host can run, each in a folder of its own."""
     jobs = {
-        "cut_off": cut_off_job(folder / "cut-off"),
+        "cut_off": cut_off_job(folder / "cut-off", host),
         "filtered": filtered_job(folder / "filtered"),
         "stock": partial_job(folder / "stock", None),
     }
@@ -36,8 +36,11 @@ def jobs_of(host: str, folder: Path) -> dict[str, dict[str, Any]]:
     return jobs
 
 
-def cut_off_job(run_dir: Path) -> dict[str, Any]:
-    """Three rollouts of which the first two leave groups behind; a restart of the host before the last."""
+def cut_off_job(run_dir: Path, host: str) -> dict[str, Any]:
+    """Three rollouts of which the first two leave groups behind; a restart of the host before the last.
+
+    Where the host has a trainer's hook, with an estimator that needs it.
+    """
     flags = {
         "rollout_batch_size": 3,
         "over_sampling_batch_size": 6,
@@ -46,11 +49,15 @@ def cut_off_job(run_dir: Path) -> dict[str, Any]:
         "num_rollout": 3,
         "partial_rollout": True,
     }
+    layer = dict(_IN_THE_OPEN)
+    if host == "slime":
+        flags["rollout_data_postprocess_path"] = "midstream.hooks.slime.credit.apply_credit"
+        layer["credit"] = {"estimators": ["lag_decay"]}
     return job(
         run_dir,
         workload.cut_off_tasks(run_dir),
         flags=flags,
-        layer=_IN_THE_OPEN,
+        layer=layer,
         rollouts=3,
         restart_before=[2],
     )

@@ -1,6 +1,7 @@
 """Our hooks in the real rollout path of slime and of its fork, on a real engine."""
 
 import re
+from math import exp
 from statistics import fmean, stdev
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_convert_and_split_keep_every_sample_whole(cut_off):
                     sample["rollout_log_probs"], rel=1e-6
                 )
         assert not by_index
+
+
+def test_notes_reach_every_rank_with_their_samples(cut_off, host):
+    """Of a rollout that was resumed the tokens of the version before weigh less."""
+    if host != "slime":
+        pytest.skip("slime's fork has no trainer's hook")
+    weights: dict[int, list[float]] = {1: [], 2: []}
+    for rank in cut_off["rollouts"][1]["ranks"]:
+        assert len(rank["round_number"]) == len(rank["response_lengths"]) > 0
+        for note, length in zip(rank["round_number"], rank["response_lengths"], strict=True):
+            assert (sum(note["lengths"]), note["version"]) == (length, 2)
+            for version, weight in zip(note["versions"], note["weights"], strict=True):
+                if version in weights:
+                    weights[version].append(weight)
+    assert weights[1]
+    assert weights[2]
+    assert max(weights[1]) <= exp(-0.1)
 
 
 def test_only_informative_groups_are_trained(filtered):

@@ -9,82 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from midstream.buffers.rollout import Anchor, PartialRollout, Phase, Span, Status, Turn
-from midstream.envs.protocol import Change, Snapshot
 from midstream.hooks.credit.note import NoteError
 from midstream.hooks.slime.credit import apply_credit, check_credit
 from midstream.hooks.slime.host import Host, register
 from midstream.hooks.slime.rewards import post_process
-from midstream.hooks.slime.sample import store
 from midstream.hooks.slime.settings import credit_counts_of, engine_of
 from midstream.local.batch import convert
 from midstream.local.sample import Sample
-from tests.hooks.host import number_args
-
-HOOKS = {
-    "custom_reward_post_process_path": "midstream.hooks.slime.rewards.post_process",
-    "rollout_data_postprocess_path": "midstream.hooks.slime.credit.apply_credit",
-}
-# Two turns of two tokens and an answer of one each: the first by version 3, in the task's own state.
-LENGTH, SPLIT = 6, 3
-
-
-def args_of(folder: Path, *estimators: str, **settings: Any) -> Namespace:
-    policy = "anchor" if {"telescoped", "anchored", "anchored_shrunk"} & set(estimators) else "continue"
-    layer = {"resume_policy": policy, "credit": {"estimators": list(estimators)}}
-    args = number_args(folder, layer, **HOOKS | {"grpo_std_normalization": False} | settings)
-    engine_of(args).version = 5
-    return args
-
-
-def rollout(group: str, second: int, *, anchor: bool = False, owner: bool = True) -> PartialRollout:
-    """Its second turn is by version ``second``, in a state that the first turn has written to."""
-    snapshots = {
-        "s0": Snapshot("s0", "d0"),
-        "s1": Snapshot("s1", "d1", "s0", (Change("a", "created", 10, "", "x"),), version=3, turn=0),
-    }
-    return PartialRollout(
-        prompt_key="p",
-        group_key=group,
-        prompt_tokens=[7, 7],
-        tokens=[1, 2, 9, 3, 4, 9],
-        log_probs=[-0.5, -0.5, 0.0, -1.0, -1.0, 0.0],
-        loss_mask=[int(owner), int(owner), 0, 1, 1, 0],
-        spans=[Span(3, 0, 2, inherited=not owner), Span(second, 3, 5)],
-        turns=[Turn(0, 2, 3, Phase.OBSERVED, "s0"), Turn(3, 5, 6, Phase.OBSERVED, "s1")],
-        snapshots=snapshots,
-        anchor=Anchor("s1", 3) if anchor else None,
-        dispatch_version=3,
-    )
-
-
-def sample(index: int, reward: float, record: PartialRollout, *, failed: bool = False) -> Sample:
-    found = Sample(
-        group_index=int(record.group_key),
-        index=index,
-        tokens=record.prompt_tokens + record.tokens,
-        response_length=LENGTH,
-        loss_mask=list(record.loss_mask),
-        rollout_log_probs=list(record.log_probs),
-    )
-    record.status, record.reward = (Status.FAILED, None) if failed else (Status.COMPLETED, reward)
-    store(found, record)
-    return found
-
-
-def forked_batch() -> list[Sample]:
-    """A group of two strangers, with rewards 1 and 0, and two continuations of one state, 1 and 0; and a group of
-    two that were only resumed."""
-    rewards = [(0, 1), (0, 0), (1, 1), (1, 0)]
-    samples = [
-        sample(index, reward, rollout(str(group), 3)) for index, (group, reward) in enumerate(rewards[:2])
-    ]
-    samples += [
-        sample(2, 1, rollout("0", 5, anchor=True)),
-        sample(3, 0, rollout("0", 5, anchor=True, owner=False)),
-    ]
-    samples += [sample(4 + n, reward, rollout("1", 5)) for n, (_, reward) in enumerate(rewards[2:])]
-    return samples
+from tests.hooks.credited import LENGTH, SPLIT, args_of, forked_batch, rollout, sample, zigzag_shares
 
 
 def trainer_data(args: Namespace, samples: list[Sample], log_ratio: float = 0.0) -> dict[str, Any]:
@@ -291,19 +223,15 @@ def test_flags_that_contradict_the_estimators_are_refused(
         check_credit(args_of(tmp_path, *estimators, **settings))
 
 
-# Context parallelism in two real processes: each owns the first and the last, or the two middle quarters.
+# Context parallelism in two real processes.
 
 
-def zigzag(values: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
-    """A rank's share of a response, as the slime family slices it."""
+def own_share(values: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
     from megatron.core import parallel_state
 
-    rank, size = parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
-    chunk = -(-total_length // (2 * size))
-    prompt = total_length - response_length
-    bounds = [(r * chunk, (r + 1) * chunk) for r in (rank, 2 * size - rank - 1)]
-    ranges = [(max(low, prompt - 1), min(high, total_length - 1)) for low, high in bounds]
-    return torch.cat([values[low - prompt + 1 : max(low, high) - prompt + 1] for low, high in ranges])
+    assert len(values) == response_length
+    size = parallel_state.get_context_parallel_world_size()
+    return zigzag_shares(values, total_length, size)[parallel_state.get_context_parallel_rank()]
 
 
 def one_rank(rank: int, folder: Path, found: Any) -> None:
@@ -320,7 +248,7 @@ def one_rank(rank: int, folder: Path, found: Any) -> None:
         data = trainer_data(args, forked_batch(), log_ratio=0.1)
         lengths = data["total_lengths"], data["response_lengths"]
         for key in ("advantages", "log_probs", "rollout_log_probs"):
-            data[key] = [zigzag(v, t, r) for v, t, r in zip(data[key], *lengths, strict=True)]
+            data[key] = [own_share(v, t, r) for v, t, r in zip(data[key], *lengths, strict=True)]
         apply_credit(args, 0, data)
         results[name] = [values.tolist() for values in data["advantages"]]
     found.put((rank, results))
@@ -330,7 +258,7 @@ def one_rank(rank: int, folder: Path, found: Any) -> None:
 class SlicingHost(Host):
     def load(self, room: str, name: str) -> Any:
         assert (room, name) == ("slices", "slice_log_prob_with_cp")
-        return zigzag
+        return own_share
 
 
 SPREAD: dict[str, dict[str, Any]] = {"plain": {}, "whitened": {"normalize_advantages": True}}
@@ -350,8 +278,6 @@ def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
         args = args_of(tmp_path, "anchored", "prefix_is", **settings)
         whole = trainer_data(args, forked_batch(), log_ratio=0.1)
         apply_credit(args, 0, whole)
-        # Eight tokens in quarters of two, of which the first are the prompt: rank 0 has the response's first token,
-        # which the prompt's last one predicts, and its last; rank 1 the four between, and the one before the last two.
         for values, first, second in zip(whole["advantages"], shares[0][name], shares[1][name], strict=True):
-            joined = first[:1] + second + first[1:]
-            assert joined == pytest.approx(values.tolist(), abs=1e-6)
+            for share, expected in zip((first, second), zigzag_shares(values, 2 + LENGTH), strict=True):
+                assert share == pytest.approx(expected.tolist(), abs=1e-6)
