@@ -63,13 +63,14 @@ class Composition:
     def computable(self, layout: Layout, lag: int) -> frozenset[str]:
         """The parts of the gradient, `prefix` and `suffix`, for which `expectation` holds.
 
-        For the others it depends on the whole of a rollout (weights with a bound or of an environment's lag), on the
-        state (a baseline of it, where the score of stale tokens has a mean), or on continuations that are compared
-        with the prefix that they share (GRPO).
+        For the others it depends on the whole of a rollout (weights with a bound or of an environment's lag), on a
+        baseline that is not the prompt's mean reward, where the score of stale tokens is not 0 on average, or on
+        continuations that are compared with the prefix that they share (GRPO).
         """
         if lag > 0 and not {"lag_decay", "prefix_is 2"}.isdisjoint(self.weights):
             return frozenset()
-        if (self.advantage == "grpo" and layout.anchors > 0) or (self.advantage == "state_hash" and lag > 0):
+        compares_with_itself = self.advantage == "grpo" and layout.anchors > 0
+        if compares_with_itself or (lag > 0 and self.advantage in ("state_hash", "anchored_shrunk")):
             return frozenset({"suffix"})
         return frozenset({"prefix", "suffix"})
 
@@ -88,8 +89,9 @@ class Composition:
             others_corrected="prefix_is" in self.weights,
             weights=(now / made).clamp(max=TIS_BOUND) if tis else torch.ones_like(made),
         )
-        no_strangers = layout.alone == 0 and layout.anchors == 1
-        if "mask_prefix" in self.weights or no_strangers:
+        has_no_strangers = layout.alone == 0 and layout.anchors == 1
+        asks_strangers = self.advantage not in POOLS_OVER_GROUPS
+        if "mask_prefix" in self.weights or (has_no_strangers and asks_strangers):
             found[: process.first_step(cut)] = 0.0
         return found
 

@@ -10,9 +10,9 @@ Where a rollout lacks what it would be compared with, it teaches nothing, as a g
 """
 
 import torch
-from torch import Tensor
 
 from midstream.hooks.credit.batch import NONE, Credit, CreditBatch
+from midstream.hooks.credit.prior import prior_of, share_of_state
 from midstream.hooks.credit.values import (
     Means,
     of_continuations,
@@ -20,9 +20,6 @@ from midstream.hooks.credit.values import (
     of_siblings,
     of_strangers,
 )
-
-# Less than any sum of squares of rewards that says something; rounding leaves less.
-_NOTHING = 1e-12
 
 
 def anchored(batch: CreditBatch) -> Credit:
@@ -32,20 +29,26 @@ def anchored(batch: CreditBatch) -> Credit:
     rollout without a family: R - mean of its siblings. A continuation that is alone is compared with V_prompt.
     Related: VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679), Tree-GRPO (arXiv 2509.21240).
     """
-    return _credit(batch, of_other_continuations(batch))
+    return _credit(batch, of_other_continuations(batch), of_strangers(batch))
 
 
 def anchored_shrunk(batch: CreditBatch) -> Credit:
     """As `anchored`, with the baseline of a suffix l V_others + (1 - l) V_prompt, l = t2 / (t2 + s2 / (K - 1)).
 
     That is the mean of least squared error of two estimates of the state's value (James and Stein 1961): s2 is the
-    variance of rewards within a state, t2 the mean squared distance of V_prompt from the states' values, both pooled
-    over the other groups of the batch, so that no action has a part in its own l. Without other groups l is 1.
+    variance of rewards within a state, t2 the mean squared distance of V_prompt from the states' values.
+
+    V_prompt, before an anchor too, is what the other groups make of the mean of the strangers: the line that comes
+    nearest to the values of anchors there, with a slope from 0 to 1. A few strangers say little where prompts are
+    alike, and K times their error is in the prefix. Without strangers it is the mean of the other groups.
+
+    All of that is learnt from the other groups of the batch, so that no action has a part in its own baseline. With
+    fewer than 8 of them V_prompt is the mean of the strangers; without any, l is 1.
     """
-    others, prompt = of_other_continuations(batch), of_strangers(batch)
-    share = torch.where(prompt.known, _share_of_state(batch, prompt), 1.0)
-    mean = share * others.mean + (1 - share) * prompt.mean
-    return _credit(batch, Means(torch.where(others.known, mean, 0.0), others.count))
+    others, prior = of_other_continuations(batch), prior_of(batch)
+    share = torch.where(prior.prompt.known, share_of_state(batch, prior), 1.0)
+    mean = share * others.mean + (1 - share) * prior.prompt.mean
+    return _credit(batch, Means(torch.where(others.known, mean, 0.0), others.count), prior.prompt)
 
 
 def telescoped(batch: CreditBatch) -> Credit:
@@ -56,14 +59,16 @@ def telescoped(batch: CreditBatch) -> Credit:
     """
     is_probe = torch.zeros(len(batch.rewards), dtype=torch.bool)
     is_probe[batch.rollouts[batch.inherited]] = True
-    credit = _credit(batch, of_other_continuations(batch), weighs_by_continuations=False)
+    others, prompt = of_other_continuations(batch), of_strangers(batch)
+    credit = _credit(batch, others, prompt, weighs_by_continuations=False)
     return Credit(credit.advantages, ~is_probe[batch.rollouts], credit.fallbacks)
 
 
-def _credit(batch: CreditBatch, others: Means, *, weighs_by_continuations: bool = True) -> Credit:
-    """`others` [R] is what a continuation is compared with."""
-    baseline = compared_with(batch, others)
-    prompt, anchor = of_strangers(batch), of_continuations(batch)
+def _credit(
+    batch: CreditBatch, others: Means, prompt: Means, *, weighs_by_continuations: bool = True
+) -> Credit:
+    """`others` [R] is what a continuation is compared with, `prompt` [R] what its prefix is."""
+    baseline, anchor = compared_with(batch, others), of_continuations(batch)
     after = torch.where(baseline.known, batch.rewards - baseline.mean, 0.0)
     before = torch.where(prompt.known & anchor.known, anchor.mean - prompt.mean, 0.0)
     if weighs_by_continuations:
@@ -72,7 +77,7 @@ def _credit(batch: CreditBatch, others: Means, *, weighs_by_continuations: bool 
     return Credit(
         torch.where(batch.counted[batch.rollouts], advantages, 0.0),
         torch.ones(len(batch.rollouts), dtype=torch.bool),
-        fallbacks_of(batch, others, prompt, baseline),
+        fallbacks_of(batch, others, of_strangers(batch), baseline),
     )
 
 
@@ -92,31 +97,3 @@ def fallbacks_of(batch: CreditBatch, others: Means, prompt: Means, baseline: Mea
         "without_strangers": int((in_family & ~prompt.known).sum()),
         "without_baseline": int((batch.counted & ~baseline.known).sum()),
     }
-
-
-def _share_of_state(batch: CreditBatch, prompt: Means) -> Tensor:
-    """[R] The share l of the other continuations in a baseline, as `anchored_shrunk` says."""
-    anchor, others = of_continuations(batch), of_other_continuations(batch)
-    usable = batch.counted & others.known
-    compared = usable & prompt.known
-    # Every rollout brings its part of its anchor's sums.
-    size = anchor.count.clamp(min=1).to(torch.float64)
-    squares = _of_other_groups(batch, usable, (batch.rewards - anchor.mean) ** 2)
-    freedoms = _of_other_groups(batch, usable, (size - 1) / size)
-    within = squares / freedoms.clamp(min=_NOTHING)
-    gaps = _of_other_groups(batch, compared, (anchor.mean - prompt.mean) ** 2 / size)
-    noise = within * _of_other_groups(batch, compared, size**-2)
-    anchors = _of_other_groups(batch, compared, 1 / size)
-    between = ((gaps - noise) / anchors.clamp(min=_NOTHING)).clamp(min=0)
-    error = within / others.count.clamp(min=1)
-    share = between / (between + error).clamp(min=_NOTHING)
-    # Where no reward differed from another, there is nothing to learn l from.
-    return torch.where((anchors > _NOTHING) & (between + error > _NOTHING), share, 1.0)
-
-
-def _of_other_groups(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:
-    """[R] The sum of `values` [R] over `which` [R] of all groups but a rollout's own."""
-    _, group = torch.unique(batch.groups, return_inverse=True)
-    values = torch.where(which, values, 0.0)
-    of_group = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, values)[group]
-    return values.sum() - of_group

@@ -1,5 +1,6 @@
 """Every estimator against an example computed by hand."""
 
+import dataclasses
 from fractions import Fraction
 
 import pytest
@@ -14,6 +15,7 @@ from midstream.hooks.credit.estimators.lag_decay import lag_decay
 from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
 from midstream.hooks.credit.estimators.prefix_is import prefix_is, prefix_products
 from midstream.hooks.credit.estimators.state_hash import state_hash
+from midstream.hooks.credit.prior import prior_of, share_of_state
 from midstream.hooks.credit.segments import Earned, Segment, batch_of
 
 PREFIX = Segment(2, version=3, shared=True, state="start")
@@ -158,6 +160,51 @@ def test_the_share_of_a_state_is_that_of_its_variance():
     baseline = [share * mean + (1 - share) * Fraction(1, 2) for mean in (Fraction(1, 2), Fraction(1, 2), 1)]
     expected = [float(reward - b) for reward, b in zip((1, 1, 0), baseline, strict=True)]
     assert [a[1] for a in values(batch, anchored_shrunk(batch).advantages)[2:5]] == pytest.approx(expected)
+
+
+def elsewhere() -> list[Earned]:
+    """Eight groups: where strangers fail continuations succeed in 1 of 3, where strangers succeed in 2 of 3."""
+    found = []
+    for name, strangers, continuations in (("low", 0, (1, 0, 0)), ("high", 1, (1, 1, 0))):
+        for number in range(4):
+            key = f"{name}-{number}"
+            found += [alone(strangers, group=key)] * 2
+            found += [fork(each, group=key, owner=index == 0) for index, each in enumerate(continuations)]
+    return found
+
+
+def test_anchored_shrunk_learns_from_other_groups_what_strangers_say_about_a_prompt():
+    own = [alone(0), alone(0), fork(1, owner=True), fork(1), fork(0)]
+    batch = batch_of([*own, *elsewhere()])
+    advantages = values(batch, anchored_shrunk(batch).advantages)
+    # The line is 1/3 + x / 3, and 1/3 where the strangers have failed. No anchor is off it: states say nothing more.
+    assert advantages[2] == pytest.approx([3 * (2 / 3 - 1 / 3), 1 - 1 / 3])
+    assert advantages[4][1] == pytest.approx(0 - 1 / 3)
+    assert advantages[:2] == nearly([[0 - 2 / 4] * 2] * 2), "who is alone is compared with the siblings"
+    few = batch_of([*own, *elsewhere()[5:]])
+    assert values(few, anchored_shrunk(few).advantages)[2][0] == pytest.approx(3 * 2 / 3), "seven are too few"
+
+
+def test_anchored_shrunk_compares_a_prefix_without_strangers_with_other_groups():
+    batch = batch_of([fork(1, owner=True), fork(0), *elsewhere()])
+    assert values(batch, anchored_shrunk(batch).advantages)[0][0] == pytest.approx(2 * (1 / 2 - 1 / 2))
+    batch = batch_of([fork(1, owner=True), fork(1), *elsewhere()])
+    assert values(batch, anchored_shrunk(batch).advantages)[0][0] == pytest.approx(2 * (1 - 1 / 2))
+
+
+def test_no_rollout_has_a_part_in_what_it_is_compared_with():
+    batch = batch_of([*group(), *elsewhere()])
+    plain = prior_of(batch)
+    rewards = batch.rewards.clone()
+    rewards[2:5] = torch.tensor([0.0, 7.0, -3.0])
+    changed = dataclasses.replace(batch, rewards=rewards)
+    other = prior_of(changed)
+    shares = share_of_state(batch, plain), share_of_state(changed, other)
+    means, gaps = (plain.prompt.mean, other.prompt.mean), (plain.gap, other.gap)
+    for one, another in (shares, means, gaps):
+        torch.testing.assert_close(one[2:5], another[2:5])
+    for one, another in (means, gaps):
+        assert not torch.allclose(one[5:], another[5:]), "the other groups learn from it"
 
 
 def test_one_group_alone_is_not_shrunk():
