@@ -26,6 +26,7 @@ ALONE = Layout(alone=8)
 FORKED = {
     "4 alone, 4 from an anchor": Layout(alone=4, anchors=1, continuations=4),
     "4 from each of 2 anchors": Layout(alone=0, anchors=2, continuations=4),
+    "2 from each of 4 anchors": Layout(alone=0, anchors=4, continuations=2),
     "8 from an anchor": Layout(alone=0, anchors=1, continuations=8),
 }
 LAYOUTS = {"8 alone": ALONE, **FORKED}
