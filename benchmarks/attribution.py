@@ -8,8 +8,11 @@ logits in the turns of the prefix and of the suffix. Estimators get batches of 3
 ended before the fork are played like the others here, their suffix by the newest policy.
 
 - `bias` is the norm of the expectation's error by that of the exact gradient, `sd` the root of the trace of the
-  covariance by the same norm, for as many generated tokens as a batch of GRPO has; both with their 95 % interval, from
-  independent batches. Noise is taken out of the bias (`stateful_mdp/moments.py`).
+  covariance by the same norm, for as many generated tokens as a batch of GRPO has.
+- Figures with three numbers are measured: the estimate and its 95 % interval, from independent batches; an `sd` alone
+  is as sure as its ratio. A bias with one number is computed by theory; `off_theory` is then how far the measured
+  expectation is from that. Noise is taken out of measured biases (`stateful_mdp/moments.py`), so that an interval that
+  begins at 0 has found none.
 - A scale that is known is divided out: GRPO's mean holds the rollout itself, which takes 1/8 of its gradient. A
   prefix that is out of the loss has a bias of 1.
 - `tis` says that the host corrects every token by min(ratio, 2).
@@ -67,7 +70,9 @@ def main() -> None:
     for case in cases(quick=options.quick, seed=options.seed):
         generator = torch.Generator().manual_seed(options.seed)
         own = [
-            each for layout in LAYOUTS for each in measure(case, layout, batches=batches, generator=generator)
+            each
+            for layout in case.layouts
+            for each in measure(case, layout, batches=batches, generator=generator)
         ]
         rows += [case_row(case), *(each.row(own[0]) for each in own)]
         found += own

@@ -30,6 +30,8 @@ FORKED = {
     "8 from an anchor": Layout(alone=0, anchors=1, continuations=8),
 }
 LAYOUTS = {"8 alone": ALONE, **FORKED}
+# Where there is a lag: one as the resume policy `anchor` makes it, and one that wins nothing at the prefix's expense.
+STALE_LAYOUTS = ("8 alone", "4 alone, 4 from an anchor", "2 from each of 4 anchors")
 
 
 Row = dict[str, Any]
@@ -58,6 +60,10 @@ class Case:
         """The policy that every token was drawn from."""
         old = self.versions[NEWEST_VERSION - self.lag].softmax(-1)
         return switched(self.process, old, self.now, self.cut)
+
+    @property
+    def layouts(self) -> Sequence[str]:
+        return STALE_LAYOUTS if self.lag > 0 else tuple(LAYOUTS)
 
     def names(self) -> Row:
         return {

@@ -54,9 +54,12 @@ class Found:
             "tis": self.tis,
         }
         for name, part in self.parts.items():
-            found[f"{name}_bias"] = part.bias.rounded()
-            found[f"{name}_off_theory"] = part.off_theory and part.off_theory.rounded()
-            found[f"{name}_sd"] = self.sd(name).rounded()
+            if part.off_theory is None:
+                found[f"{name}_bias"] = part.bias.rounded()
+            else:
+                found[f"{name}_bias"] = part.bias.rounded()[0]
+                found[f"{name}_off_theory"] = part.off_theory.rounded()
+            found[f"{name}_sd"] = self.sd(name).rounded()[0]
             found[f"{name}_sd / grpo"] = self.sd(name).over(reference.sd(name)).rounded()
         return found
 

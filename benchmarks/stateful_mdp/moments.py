@@ -25,7 +25,7 @@ class Interval:
         return Interval(value, value - margin, value + margin)
 
     def rounded(self) -> list[float]:
-        return [round(x, 4) for x in (self.value, self.low, self.high)]
+        return [round(x, 3) for x in (self.value, self.low, self.high)]
 
 
 def relative_bias(products: Tensor, squared_norm: float) -> Interval:
