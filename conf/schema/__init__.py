@@ -4,6 +4,7 @@
 one-machine job, the layer's included. Unknown keys are refused, values are not coerced.
 """
 
+from midstream.conf.schema.credit import CreditConfig
 from midstream.conf.schema.environment import EnvironmentConfig, LimitsConfig, PoolConfig, SnapshotConfig
 from midstream.conf.schema.job import JobConfig
 from midstream.conf.schema.layer import EngineConfig, LayerConfig, TurnConfig
@@ -19,6 +20,7 @@ from midstream.conf.schema.sections import (
 
 __all__ = [
     "BoundsConfig",
+    "CreditConfig",
     "EngineConfig",
     "EnvironmentConfig",
     "JobConfig",

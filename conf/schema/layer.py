@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from midstream.conf.errors import Problem, refuse
 from midstream.conf.schema.base import Count, PathSetting, Seconds, Section
+from midstream.conf.schema.credit import CreditConfig
 from midstream.conf.schema.environment import EnvironmentConfig, SnapshotConfig
 from midstream.conf.schema.policies import (
     BoundsConfig,
@@ -66,6 +67,7 @@ class LayerConfig(Section):
     policies: PoliciesConfig = Field(default_factory=PoliciesConfig)
     bounds: BoundsConfig = Field(default_factory=BoundsConfig)
     journal: JournalConfig = Field(default_factory=JournalConfig)
+    credit: CreditConfig = Field(default_factory=CreditConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
     turns: TurnConfig = Field(default_factory=TurnConfig)

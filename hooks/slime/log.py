@@ -7,6 +7,7 @@ from typing import Any
 
 from midstream.buffers.lags import lags, token_lags
 from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.keeping import keep_rollouts
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import engine_of, environments_of, ledger_of, tally_of
 
@@ -18,7 +19,7 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Note what is trained on, and add staleness, the buffer, environments and sandboxes to what the host logs.
+    """Note and keep what is trained on, and add staleness, the buffer, environments and sandboxes to what the host logs.
 
     Returns False, so that it does. Counts of the buffer, environments and sandboxes are since the job's start.
     Lags are counted from the version that the engine served last: the policy that trains on the batch.
@@ -26,9 +27,11 @@ def log_rollout(
     ledger = ledger_of(args)
     if ledger is not None:
         ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
+    version = engine_of(args).version or 0
+    not_kept = keep_rollouts(rollout_id, args, samples, version)
     if extra_metrics is not None:
-        version = engine_of(args).version or 0
         extra_metrics.update(staleness_metrics(samples, version))
+        extra_metrics["staleness/not_kept"] = float(not_kept)
         extra_metrics.update(tally_of(args).metrics())
         metrics = getattr(environments_of(args), "metrics", None)
         if metrics is not None:
