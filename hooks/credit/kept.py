@@ -1,7 +1,7 @@
 """What is kept of each rollout that was trained on, in the run directory: one file for each training step.
 
-`rollouts/000012.jsonl.zst` holds a JSON object a line, one for each rollout of step 12, compressed. It is there whole or
-not at all. A step that is done again replaces its file; what later steps left is of a history that was undone, and
+`rollouts/000012.jsonl.zst` holds a JSON object a line, one for each rollout of step 12, compressed. It is there whole
+or not at all. A step that is done again replaces its file; what later steps left is of a history that was undone, and
 goes. Paths that are not UTF-8 stand there as surrogate escapes, as Python's `os.fsencode` takes them.
 """
 

@@ -19,7 +19,7 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Note and keep what is trained on, and add staleness, the buffer, environments and sandboxes to what the host logs.
+    """Note and keep what is trained on; add staleness, the buffer, environments and sandboxes to what the host logs.
 
     Returns False, so that it does. Counts of the buffer, environments and sandboxes are since the job's start.
     Lags are counted from the version that the engine served last: the policy that trains on the batch.

@@ -10,7 +10,7 @@ from midstream.local.report import words
 
 ROLLOUTS_SHOWN = 3
 """Of each strategy, on the page."""
-PATHS_SHOWN = 12
+PATHS_SHOWN = 8
 """Of each rollout, on the page."""
 
 
