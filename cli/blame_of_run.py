@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from midstream.buffers.journal.encoding import decode
+from midstream.buffers.journal.errors import JournalError
 from midstream.buffers.journal.records import Member
 from midstream.buffers.journal.runs import FOLDER, has_journal
 from midstream.buffers.journal.status import look_at_waiting, status_of
+from midstream.buffers.rollout import RecordError
 from midstream.buffers.runs import named_below, runs_with
 from midstream.hooks.credit.kept import KeptError, KeptRollout, described, has_kept, kept_rollouts
 from midstream.hooks.slime.looking import records_in
+
+# Rollouts that wait, and what could not be read.
+Waiting = tuple[list[KeptRollout], list[str]]
 
 
 @dataclass
@@ -26,6 +31,19 @@ class FoundRun:
     def kept(self) -> Iterator[KeptRollout]:
         """All that were trained on, newest step first."""
         return kept_rollouts(self.run_dir, lambda error: self.damaged.append(str(error)))
+
+    def look_at_waiting(self, index: int | None, limit: int) -> None:
+        """Take the first ``limit`` that wait, of this index if any; lags count from the newest version that is known."""
+        if not has_journal(self.run_dir):
+            return
+        buffer = self.run_dir / FOLDER
+        try:
+            version = status_of(buffer).newest_version or 0
+            found, damaged = look_at_waiting(buffer, lambda members: _waiting(members, index, limit, version))
+        except JournalError as error:
+            found, damaged = [], [str(error)]
+        self.rollouts += found
+        self.damaged += damaged
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,25 +81,51 @@ def newest(run: Path, limit: int) -> list[FoundRun]:
 
 
 def waiting(run: Path, limit: int) -> list[FoundRun]:
-    """The first `limit` rollouts that wait in each run. Raises KeptError, JournalError."""
+    """The first `limit` rollouts that wait in each run. Raises KeptError."""
     found = runs_of(run)
     for each in found:
-        each.rollouts = _waiting(each.run_dir, None, limit)
+        each.look_at_waiting(None, limit)
     return found
 
 
 def with_index(run: Path, index: int) -> list[FoundRun]:
     """The runs that have a rollout of this index, as it was last trained on, else as it waits.
 
-    Raises KeptError where none has, and which there are; JournalError.
+    Raises KeptError where none has, and which there are.
     """
     runs = runs_of(run)
     for each in runs:
         found = next((rollout for rollout in each.kept() if rollout.index == index), None)
-        each.rollouts = _waiting(each.run_dir, index, 1) if found is None else [found]
+        if found is None:
+            each.look_at_waiting(index, 1)
+        else:
+            each.rollouts.append(found)
     if any(each.rollouts for each in runs):
         return [each for each in runs if each.rollouts or each.damaged]
-    raise KeptError(f"there is no rollout {index} in {run}: {'; '.join(map(_which, runs))}")
+    others = [f"{each.run_dir} {_others(each.run_dir)}" for each in runs]
+    damaged = [text for each in runs for text in each.damaged]
+    raise KeptError(f"there is no rollout {index}: {'; '.join([*others, *damaged])}")
+
+
+def _others(run_dir: Path) -> str:
+    indices = [rollout.index for rollout in FoundRun(run_dir).kept() if rollout.index is not None]
+    if not indices:
+        return "trained on none that can be told"
+    return f"trained on {len(indices):,}, numbered {min(indices)} to {max(indices)}"
+
+
+def _waiting(members: Iterator[Member], index: int | None, limit: int, version: int) -> Waiting:
+    found, damaged = [], []
+    for member in members:
+        try:
+            for number, record in records_in(member.payload):
+                if index is None or number == index:
+                    found.append(described(decode(record), version=version, index=number))
+        except (JournalError, RecordError) as error:
+            damaged.append(str(error))
+        if len(found) >= limit:
+            break
+    return found[:limit], damaged
 
 
 def _shares(rollout: KeptRollout) -> list[dict[str, Any]]:
@@ -90,30 +134,3 @@ def _shares(rollout: KeptRollout) -> list[dict[str, Any]]:
 
 def _has_rollouts(run_dir: Path) -> bool:
     return has_kept(run_dir) or has_journal(run_dir)
-
-
-def _which(run: FoundRun) -> str:
-    run.damaged.clear()
-    indices = [rollout.index for rollout in run.kept() if rollout.index is not None]
-    text = f"{len(indices):,} were trained on"
-    if indices:
-        text += f", between {min(indices)} and {max(indices)}"
-    damage = f", and {len(run.damaged)} files cannot be read" if run.damaged else ""
-    return f"{run.run_dir} has others, {text}{damage}; `midstream blame` without ROLLOUT lists them"
-
-
-def _waiting(run_dir: Path, index: int | None, limit: int) -> list[KeptRollout]:
-    """Those that wait, with their lags from the newest version that the journal shows."""
-    if not has_journal(run_dir):
-        return []
-    version = status_of(run_dir / FOLDER).newest_version or 0
-
-    def look(members: Iterator[Member]) -> list[KeptRollout]:
-        records = itertools.chain.from_iterable(records_in(member.payload) for member in members)
-        wanted = (each for each in records if index is None or each[0] == index)
-        return [
-            described(decode(record), version=version, index=number)
-            for number, record in itertools.islice(wanted, limit)
-        ]
-
-    return look_at_waiting(run_dir / FOLDER, look)

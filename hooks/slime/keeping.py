@@ -17,11 +17,12 @@ def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version:
     """Keep the rollouts of a batch on which the policy at ``version`` trains.
 
     Returns how many could not be kept, because the disk refused: training goes on. Samples without a record of ours
-    are passed over, and so is all where there is no run directory or `credit.keep_rollouts` is off.
+    are passed over, and so is all where `credit.keep_rollouts` is off.
     """
     layer = layer_of(args)
-    if layer.run_dir is None or not layer.credit.keep_rollouts:
+    if not layer.credit.keep_rollouts:
         return 0
+    assert layer.run_dir is not None  # every job's layer names one
     rollouts = [
         described(rollout, version=version, index=sample.index, step=rollout_id)
         for sample in samples_of(samples)
