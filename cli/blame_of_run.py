@@ -33,7 +33,7 @@ class FoundRun:
         return kept_rollouts(self.run_dir, lambda error: self.damaged.append(str(error)))
 
     def look_at_waiting(self, index: int | None, limit: int) -> None:
-        """Take the first ``limit`` that wait, of this index if any; lags count from the newest version that is known."""
+        """Take the first ``limit`` that wait, of this index if any; lags count from the journal's newest version."""
         if not has_journal(self.run_dir):
             return
         buffer = self.run_dir / FOLDER

@@ -17,7 +17,7 @@ from typing import Any, Self
 import zstandard
 
 from midstream.buffers.lags import Lags, lags
-from midstream.buffers.rollout import PartialRollout, Span
+from midstream.buffers.rollout import PartialRollout, Span, Status
 from midstream.envs.durable import replace_file
 from midstream.hooks.credit.blame import Blame, blame_of
 
@@ -35,6 +35,7 @@ class KeptRollout:
     """A rollout without its tokens.
 
     Attributes:
+        reward: None where there is none, as after a failure of the infrastructure, and where it is no finite number.
         step: The training step that it was handed to; None where it waits to go on.
         index: The host's number of its sample.
         version: The policy version that trains on it, or the newest that is known. Lags count from it.
@@ -60,10 +61,8 @@ class KeptRollout:
     blame: Blame
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able values; `from_json` is the inverse. A reward that is no number is null."""
+        """JSON-able values; `from_json` is the inverse."""
         value = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if self.reward is not None and not math.isfinite(self.reward):
-            value["reward"] = None
         value["spans"] = [span.to_json() for span in self.spans]
         value["lags"] = dataclasses.asdict(self.lags)
         value["blame"] = self.blame.to_json()
@@ -89,7 +88,7 @@ def described(
         index=index,
         group_key=rollout.group_key,
         prompt_key=rollout.prompt_key,
-        reward=rollout.reward,
+        reward=_reward_of(rollout),
         status=rollout.status.value,
         fault=rollout.fault,
         failure=rollout.failure,
@@ -102,6 +101,12 @@ def described(
         lags=lags(rollout, version),
         blame=blame_of(rollout),
     )
+
+
+def _reward_of(rollout: PartialRollout) -> float | None:
+    reward: object = rollout.reward  # a host's own may be anything
+    is_number = isinstance(reward, int | float) and math.isfinite(reward)
+    return rollout.reward if is_number and rollout.status is not Status.FAILED else None
 
 
 def keep(run_dir: Path, step: int, rollouts: Iterable[KeptRollout]) -> None:

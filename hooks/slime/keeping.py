@@ -23,11 +23,14 @@ def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version:
     if not layer.credit.keep_rollouts:
         return 0
     assert layer.run_dir is not None  # every job's layer names one
-    rollouts = [
-        described(rollout, version=version, index=sample.index, step=rollout_id)
-        for sample in samples_of(samples)
-        if (rollout := recorded_rollout(sample, shared=True)) is not None
-    ]
+    rollouts = []
+    for sample in samples_of(samples):
+        rollout = recorded_rollout(sample, shared=True)
+        if rollout is not None:
+            if rollout.reward is not None:
+                # Of several that a host computed it is the one that trains.
+                rollout.reward = float(sample.get_reward_value(args))
+            rollouts.append(described(rollout, version=version, index=sample.index, step=rollout_id))
     try:
         keep(layer.run_dir, rollout_id, rollouts)
     except OSError as error:

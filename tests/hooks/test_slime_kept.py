@@ -2,6 +2,7 @@
 
 import json
 import logging
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,23 @@ def test_what_waits_is_blamed_without_running_what_its_samples_hold(
     assert not trap.exists()
     assert main(["blame", str(jobs.run_dir), str(first[1].index)]) == 1
     assert f"there is no rollout {first[1].index}: " in capsys.readouterr().err
+
+
+class Scored(Sample):
+    """A sample with several rewards, as slime's with ``--reward-key``."""
+
+    def get_reward_value(self, args: Namespace) -> float:
+        return self.reward[args.reward_key]  # type: ignore[index]
+
+
+def test_of_several_rewards_the_one_that_trains_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = Scored(group_index=0, index=4, prompt="7")
+    finished(sample, (3, "a"))
+    sample.reward = {"score": 0.25, "style": 1.0}  # type: ignore[assignment]
+    log_rollout(0, number_args(tmp_path, {}, reward_key="score"), [sample], None, 1.0)
+    assert [rollout["reward"] for rollout in blamed(capsys, tmp_path, 4)] == [0.25]
 
 
 class Trap:

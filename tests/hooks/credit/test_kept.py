@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -63,9 +64,20 @@ def test_a_step_that_is_done_again_takes_the_place_of_what_came_after_it(tmp_pat
     assert [rollout.index for rollout in read(tmp_path)[0]] == [10, 0]
 
 
-def test_a_reward_that_is_no_number_is_kept_as_unknown(tmp_path: Path) -> None:
-    keep(tmp_path, 0, [made(0, 0, reward=math.nan), made(0, 1, reward=math.inf), made(0, 2, reward=None)])
-    assert [rollout.reward for rollout in read(tmp_path)[0]] == [None] * 3
+@pytest.mark.parametrize("reward", [math.nan, math.inf, None, {"score": 1.0}])
+def test_a_reward_that_is_no_number_is_kept_as_none(tmp_path: Path, reward: Any) -> None:
+    rollout = played((3, {}))
+    rollout.reward = reward
+    keep(tmp_path, 0, [described(rollout, version=6, index=0, step=0)])
+    assert read(tmp_path)[0][0].reward is None
+
+
+def test_a_failure_is_no_reward(tmp_path: Path) -> None:
+    rollout = played((3, {}))
+    rollout.status, rollout.failure, rollout.reward = Status.FAILED, "environment", 0.0
+    keep(tmp_path, 0, [described(rollout, version=6, index=0, step=0)])
+    [kept], _ = read(tmp_path)
+    assert (kept.reward, kept.failure) == (None, "environment")
 
 
 def test_files_that_are_damaged_are_named_and_cost_no_other(tmp_path: Path) -> None:
