@@ -30,12 +30,21 @@ class Bench:
     """Runs variants of the job one after the other on one server and one set of tasks."""
 
     def __init__(
-        self, folder: Path, seed: int, seconds: float, *, tasks: int = TASKS, held_out: int = 0
+        self,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        *,
+        tasks: int = TASKS,
+        held_out: int = 0,
+        more: Sequence[str] = (),
     ) -> None:
+        """`more` are settings of all variants, as on a command line."""
         self._folder = folder
         self._seed = seed
         self._seconds = seconds
         self._held_out = held_out
+        self._more = more
         self._tasks = write_slow_tasks(folder / "tasks.jsonl", tasks, TIMES, seed=seed, difficulty=DIFFICULTY)
         # Scoring needs no slow tools.
         self._held_out_tasks = write_tasks(
@@ -64,6 +73,7 @@ class Bench:
                 f"tasks.held_out={self._held_out}",
                 f"tasks.held_out_path={self._held_out_tasks}",
                 f"midstream.environment.step_timeout_s={4 * TIMES.longest_s}",
+                *self._more,
                 *own,
             ]
         )

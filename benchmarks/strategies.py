@@ -14,7 +14,9 @@ Wasted are generated tokens that no loss saw, those that still wait at the run's
 read again (re-prefilled) are counted apart. The last policy of each run is scored on held-out tasks, played to
 their end, because the rewards of trained rollouts are those of what a strategy chooses to train on.
 
-    python benchmarks/strategies.py [--json] [--quick] [--seeds 0,1,2] [--policies wait,continue] [--seconds S]
+`--still` holds the policy still: what strategies choose to train on, apart from what they teach.
+
+    python benchmarks/strategies.py [--json] [--quick] [--still] [--seeds 0,1,2] [--policies P,P] [--seconds S]
 """
 
 import argparse
@@ -50,6 +52,7 @@ SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 QUICK_POLICIES = ("wait", "discard", "continue")
 
 HELD_OUT_TASKS = 64
+STILL_LR = 1e-12
 FORGETFUL = ("discard", "restart")  # nothing of what they cut off is used, so they need not wait for it
 
 
@@ -59,13 +62,14 @@ def main() -> None:
     seconds = options.seconds or (QUICK_SECONDS if quick else SECONDS)
     seeds = options.seeds or (QUICK_SEEDS if quick else SEEDS)
     policies = options.policies or (QUICK_POLICIES if quick else known_strategies())
+    more = [f"trainer.lr={STILL_LR}"] if options.still else []
     with tempfile.TemporaryDirectory(prefix="midstream-strategies-") as scratch:
-        search = Bench(Path(scratch) / "search", seeds[0], seconds * SEARCH_SHARE)
+        search = Bench(Path(scratch) / "search", seeds[0], seconds * SEARCH_SHARE, more=more)
         best, rows = search_discard(search, QUICK_SEARCHED if quick else SEARCHED)
         variants = variants_of(policies, best)
         waits: list[RunEvents] = []
         for number, seed in enumerate(seeds):
-            bench = Bench(Path(scratch) / f"seed-{seed}", seed, seconds, held_out=HELD_OUT_TASKS)
+            bench = Bench(Path(scratch) / f"seed-{seed}", seed, seconds, held_out=HELD_OUT_TASKS, more=more)
             # In turn forwards and backwards, so that no policy always has the quieter end of the day.
             runs = bench.run(overrides_of(variants if number % 2 == 0 else variants[::-1]))
             rows += rows_of(variants, runs, seed=seed, epoch_steps=TASKS // GROUPS)
@@ -118,6 +122,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a look: one seed, three policies, 15 s each")
     parser.add_argument("--seeds", type=_numbers, help="default 0,1,2; the search uses the first")
     parser.add_argument("--policies", type=lambda text: text.split(","), help="default: all of conf/strategy")
+    parser.add_argument("--still", action="store_true", help=f"a learning rate of {STILL_LR:g}")
     parser.add_argument("--seconds", type=float, help="of each run (default 90, quick 15)")
     return parser.parse_args()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from midstream.cli.blame import blame
 from midstream.cli.compare import compare
 from midstream.cli.report import report
 from midstream.cli.sandbox import sandbox
@@ -25,6 +26,7 @@ def midstream() -> None:
     """
 
 
+midstream.add_command(blame)
 midstream.add_command(compare)
 midstream.add_command(report)
 midstream.add_command(sandbox)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from midstream.cli.settings import DEGRADED, FINE, debug_option
-from midstream.cli.units import age, columns, printable, size
+from midstream.cli.units import age, columns
+from midstream.local.report.words import printable, size
 
 if TYPE_CHECKING:
     from midstream.envs.pool.inventory import Found

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from midstream.buffers.journal.records import GroupStatus, Owned, versions_of
 from midstream.cli.status_of_run import STATES, FoundRun, snapshots_of, spread, sum_of
-from midstream.cli.units import age, columns, printable, size
+from midstream.cli.units import age, columns
+from midstream.local.report.words import printable, size
 
 NOTHING = "-"
 PER_ROLLOUT = "median {}, most {} per rollout"

@@ -1,15 +1,6 @@
-"""Sizes, ages and names as a reader of a terminal sees them, and columns of them."""
+"""Ages as a reader of a terminal sees them, and cells in columns."""
 
 from collections.abc import Callable, Sequence
-
-
-def size(count: float) -> str:
-    """Of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def age(seconds: float) -> str:
@@ -18,11 +9,6 @@ def age(seconds: float) -> str:
         if seconds >= length_s:
             return f"{seconds / length_s:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def printable(text: str) -> str:
-    """Names on disk may hold what a terminal obeys, or what no encoding has."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def columns(lines: Sequence[Sequence[str]], aligned: Callable[[str, int], str] = str.ljust) -> list[str]:

@@ -7,6 +7,7 @@ made; what differs from it was written by some turn under some policy version.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from midstream.envs.protocol import Change, ChangeKind, Snapshot
 
@@ -34,6 +35,16 @@ class Write:
     def weight(self) -> int:
         """What it counts in a share: its bytes, and 1 at least, so that a deletion or a link counts too."""
         return _weight(self.bytes)
+
+
+class Weighted(Protocol):
+    """What has a part in a state: a write, or a sum of several."""
+
+    @property
+    def version(self) -> int | None: ...
+
+    @property
+    def weight(self) -> int: ...
 
 
 def chain(snapshots: Mapping[str, Snapshot], last: str) -> list[Snapshot]:
@@ -71,7 +82,7 @@ def surviving_writes(snapshots: Sequence[Snapshot]) -> list[Write]:
     ]
 
 
-def shares(writes: Iterable[Write]) -> dict[int | None, float]:
+def shares(writes: Iterable[Weighted]) -> dict[int | None, float]:
     """The share of each policy version in what differs from the start, by weight; they sum to 1, or none."""
     weights: defaultdict[int | None, int] = defaultdict(int)
     for write in writes:

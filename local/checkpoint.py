@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from midstream.envs.durable import replace_file
 from midstream.envs.store.packs import sync_directory
-from midstream.local.durable import replace_file
 from midstream.local.model.shape import CheckpointError
 from midstream.local.trainer import Trainer
 

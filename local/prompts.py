@@ -6,8 +6,8 @@ import random
 from argparse import Namespace
 from pathlib import Path
 
+from midstream.envs.durable import replace_file
 from midstream.envs.tasks import load_tasks
-from midstream.local.durable import replace_file
 from midstream.local.sample import Sample
 
 

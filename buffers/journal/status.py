@@ -1,17 +1,21 @@
 """What a journal holds, seen from outside: beside a job that runs, or after one that is dead."""
 
+import contextlib
 import json
 import sqlite3
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from midstream.buffers.journal.database import NAME, read_beside
 from midstream.buffers.journal.errors import JournalDamaged
-from midstream.buffers.journal.reading import summary_of
-from midstream.buffers.journal.records import GroupStatus, JournalStatus, Owned, State, versions_of
+from midstream.buffers.journal.reading import groups_in, journaled_members, summary_of
+from midstream.buffers.journal.records import GroupStatus, JournalStatus, Member, Owned, State, versions_of
 from midstream.buffers.journal.schema import CHECKPOINTS, GROUPS, MEMBERS, GroupRow, MemberRow, Row, Table
+
+Found = TypeVar("Found")
 
 _TALLIES = "SELECT state, reason, groups, rollouts, tokens, turns, bytes FROM tallies ORDER BY state, reason"
 
@@ -24,6 +28,21 @@ def status_of(directory: Path, *, clock: Callable[[], float] = time.time) -> Jou
     """
     path = directory / NAME
     return read_beside(path, lambda connection: read_status(connection, path, clock()))
+
+
+def look_at_waiting(directory: Path, look: Callable[[Iterator[Member]], Found]) -> Found:
+    """What ``look`` makes of the rollouts that wait, group by group in the order in which they go on.
+
+    They are read one after another, so that it may stop early. Groups that are damaged are passed over. Raises what
+    `status_of` does.
+    """
+    return read_beside(directory / NAME, lambda connection: look(_waiting_members(connection)))
+
+
+def _waiting_members(connection: sqlite3.Connection) -> Iterator[Member]:
+    for _, group in groups_in(connection, (State.BUFFERED,)):
+        with contextlib.suppress(JournalDamaged):
+            yield from journaled_members(connection, group.key)
 
 
 def read_status(connection: sqlite3.Connection, path: Path, now_s: float) -> JournalStatus:

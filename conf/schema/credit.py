@@ -54,6 +54,8 @@ class CreditConfig(Section):
     mask_prefix, lag_decay and prefix_is, which weigh them."""
     lag_decay: LagDecayConfig = Field(default_factory=LagDecayConfig)
     prefix_is: PrefixIsConfig = Field(default_factory=PrefixIsConfig)
+    keep_rollouts: bool = True
+    """Whether the run directory keeps a line for each rollout that was trained on, which `midstream blame` reads."""
 
     @model_validator(mode="after")
     def _estimators_agree(self) -> "CreditConfig":

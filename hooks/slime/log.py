@@ -7,6 +7,7 @@ from typing import Any
 from midstream.buffers.rollout import PartialRollout
 from midstream.hooks.credit.staleness import staleness_metrics
 from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.keeping import keep_rollouts
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     credit_counts_of,
@@ -25,7 +26,7 @@ def log_rollout(
     extra_metrics: dict[str, Any] | None,
     rollout_time: float,
 ) -> bool:
-    """Note what is trained on, and add staleness, the buffer, environments and sandboxes to what the host logs.
+    """Note and keep what is trained on; add staleness, the buffer, environments and sandboxes to what the host logs.
 
     Returns False, so that it does. Counts of the buffer, environments and sandboxes are since the job's start.
     Lags are counted from the version that the engine served last: the policy that trains on the batch.
@@ -33,10 +34,13 @@ def log_rollout(
     ledger = ledger_of(args)
     if ledger is not None:
         ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
+    version = engine_of(args).version or 0
+    not_kept = keep_rollouts(rollout_id, args, samples, version)
     if extra_metrics is not None:
-        version, bound = engine_of(args).version or 0, layer_of(args).bounds.environment
+        bound = layer_of(args).bounds.environment
         extra_metrics.update(staleness_metrics(_records(samples), version, bound))
         extra_metrics.update(rollout_metrics(samples))
+        extra_metrics["staleness/not_kept"] = float(not_kept)
         extra_metrics.update(tally_of(args).metrics())
         extra_metrics.update({f"credit/{name}": float(n) for name, n in credit_counts_of(args).items()})
         metrics = getattr(environments_of(args), "metrics", None)

@@ -11,12 +11,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from midstream.hooks.credit.kept import has_kept
 from midstream.local.events import EVENTS_FOLDER, EventsError, RunEvents, read_run
 from midstream.local.report import findings, palette, table, words
 from midstream.local.report.plots import lag as lags
 from midstream.local.report.plots import length, reward, tokens
 from midstream.local.report.plots import timeline as timelines
 from midstream.local.report.plots.figure import Plot
+from midstream.local.report.workspaces import Workspaces, lag_text, read_workspaces
 from midstream.local.summary import summarise
 
 REPORT_NAME = "report.html"
@@ -30,6 +32,8 @@ class Comparison:
     runs: tuple[RunEvents, ...]
     configs: Mapping[str, str] = field(default_factory=dict)
     """Strategy → YAML."""
+    workspaces: tuple[Workspaces, ...] = ()
+    """Of the strategies that have kept their rollouts."""
 
 
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
@@ -62,9 +66,15 @@ def read_comparison(run_dir: Path) -> Comparison:
     order = list(palette.STRATEGIES)
     folders.sort(key=lambda f: (order.index(f.name) if f.name in order else len(order), f.name))
     configs = {folder.name: folder / CONFIG_NAME for folder in folders}
+    runs = tuple(read_run(folder) for folder in folders)
     return Comparison(
-        runs=tuple(read_run(folder) for folder in folders),
+        runs=runs,
         configs={name: path.read_text(encoding="utf-8") for name, path in configs.items() if path.exists()},
+        workspaces=tuple(
+            read_workspaces(folder, run.strategy)
+            for folder, run in zip(folders, runs, strict=True)
+            if has_kept(folder)
+        ),
     )
 
 
@@ -80,10 +90,11 @@ def render(comparison: Comparison) -> str:
         marks=marks,
         facts=_facts(events),
         findings=findings.findings(runs),
-        warnings=findings.warnings(events, runs),
+        warnings=[*findings.warnings(events, runs), *_damage(comparison.workspaces)],
         rows=table.comparison(runs),
         reference=table.REFERENCE if any(run["strategy"] == table.REFERENCE for run in runs) else None,
         plots=_plots(events, marks),
+        workspaces=comparison.workspaces,
         colours=palette.EVERY_COLOUR,
         configs=comparison.configs,
         command=_command(events),
@@ -101,6 +112,10 @@ def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[
         length.length_plot,
     )
     return [plot for make in makers if (plot := make(events, marks)) is not None]
+
+
+def _damage(workspaces: Sequence[Workspaces]) -> list[str]:
+    return [f"{found.strategy}: {words.printable(text)}" for found in workspaces for text in found.damaged]
 
 
 def _facts(events: Sequence[RunEvents]) -> list[tuple[str, str]]:
@@ -161,5 +176,10 @@ def _templates() -> Environment:
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    templates.filters["svg"] = Markup
+    templates.filters |= {
+        "svg": Markup,
+        "age": palette.age_variable,
+        "lag": lag_text,
+        "percent": words.percent,
+    }
     return templates

@@ -39,8 +39,17 @@ SPARE = (
     Colour("c-spare-1", "#6b705c", "#b7bd9f"),
     Colour("c-spare-2", "#7f5539", "#d0a283"),
 )
+AGES = (
+    Colour("age-0", "#8fcfb0", "#2c6e5a"),
+    Colour("age-1", "#55aec0", "#3f93ab"),
+    Colour("age-2", "#4a7fbd", "#79aef0"),
+    Colour("age-3", "#5b4a9f", "#b7a6fa"),
+    Colour("age-4", "#43194f", "#f2c9ff"),
+)
+"""Of what the current policy version wrote, of the version before, and so on; the last is for all older ones. Their
+lightness alone tells them apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-EVERY_COLOUR = (*PAGE, *STRATEGIES.values(), *SPARE)
+EVERY_COLOUR = (*PAGE, *STRATEGIES.values(), *SPARE, *AGES)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,11 @@ def marks(strategies: Iterable[str]) -> dict[str, Mark]:
             spare += 1
         chosen[name] = Mark(colour.light, marker, colour.variable)
     return chosen
+
+
+def age_variable(lag: int | None) -> str:
+    """The CSS variable of the colour of what is that many policy versions old; None: nobody knows."""
+    return "muted" if lag is None else AGES[max(0, min(lag, len(AGES) - 1))].variable
 
 
 def themed(svg: str) -> str:

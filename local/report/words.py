@@ -1,4 +1,4 @@
-"""Numbers and lists as a reader sees them, in the table, the captions and on the terminal."""
+"""Numbers, names and lists as a reader sees them, in the table, the captions and on the terminal."""
 
 from collections.abc import Sequence
 
@@ -39,6 +39,20 @@ def tiny(value: float | None) -> str:
 
 def memory(value_bytes: float | None) -> str:
     return MISSING if value_bytes is None else f"{value_bytes / 2**30:.1f} GiB"
+
+
+def size(count: float) -> str:
+    """Of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def printable(text: str) -> str:
+    """Names on disk may hold what a terminal obeys, or what no encoding has."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ import yaml
 
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member
+from midstream.hooks.credit.kept import described, keep
+from tests.buffers.made import played
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,6 +77,20 @@ def test_status_commands_are_accepted(line: str, tmp_path: Path) -> None:
     with Journal(tmp_path / "runs" / "mine" / "continue" / "buffer") as journal:
         journal.buffered([Group("0", (Member(b"record"),))])
     (tmp_path / "snapshots").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "midstream.cli.main", *shlex.split(line)[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", commands("midstream blame"))
+def test_blame_commands_are_accepted(line: str, tmp_path: Path) -> None:
+    kept = described(played((3, {"a": "x"})), version=4, index=0, step=0)
+    keep(tmp_path / "runs" / "mine" / "continue", 0, [kept])
     done = subprocess.run(
         [sys.executable, "-m", "midstream.cli.main", *shlex.split(line)[1:]],
         capture_output=True,

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from midstream.hooks.credit.blame import MOST_PATHS
+from midstream.hooks.credit.kept import described, keep
 from midstream.local.events import EVENTS_FOLDER, EventsError, EventWriter, RunEvents, sort_out
+from midstream.local.report import words
 from midstream.local.report.findings import chance_difference, findings, warnings
 from midstream.local.report.page import read_comparison, render, write_report
 from midstream.local.report.palette import marks
@@ -17,7 +20,9 @@ from midstream.local.report.plots.reward import common_level, first_reach, smoot
 from midstream.local.report.plots.timeline import binned, requests_in_flight
 from midstream.local.report.plots.tokens import token_use
 from midstream.local.report.table import Cell, comparison
+from midstream.local.report.workspaces import PATHS_SHOWN, read_workspaces, workspace
 from midstream.local.summary import summarise
+from tests.buffers.made import played
 from tests.local.synthetic_events import write_run
 
 FOUR = ("wait", "discard", "restart", "continue")
@@ -216,3 +221,63 @@ def test_a_directory_without_events_is_an_error_that_names_it(tmp_path: Path) ->
         with pytest.raises(EventsError, match=str(wrong)):
             write_report(wrong)
         assert not (wrong / "report.html").exists()
+
+
+def keep_workspaces(strategy_dir: Path, *turns: tuple[int, dict[str, str]], count: int = 1) -> None:
+    """As a step leaves them that the policy at version 9 trains on."""
+    keep(
+        strategy_dir,
+        0,
+        [described(played(*turns), version=9, index=index, step=0) for index in range(count)],
+    )
+
+
+def test_the_page_says_who_made_the_oldest_workspaces(run_dir: Path) -> None:
+    hostile = "<script>alert(1)</script>\n\udcff"
+    keep_workspaces(run_dir / "continue", (5, {hostile: "x" * 30}), (9, {"b": "y" * 70}), count=5)
+    keep_workspaces(run_dir / "wait", (9, {"b": "y"}), count=4)
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    section = page[page.index("Who made the workspaces") : page.index("What the numbers mean")]
+    assert section.count("<article") == 3
+    assert "version 5, 4 versions old: 30 %" in section and "version 9, current: 70 %" in section
+    assert r"&lt;script&gt;alert(1)&lt;/script&gt;\n\udcff" in section
+    assert "In none of the 4 workspaces does a write of an older version survive." in section
+    assert "<script" not in page
+    assert len(re.findall(r'\bid="([^"]+)"', page)) == len(set(re.findall(r'\bid="([^"]+)"', page)))
+
+
+def test_the_oldest_workspaces_are_those_of_the_oldest_write_and_then_of_the_oldest_bytes(
+    tmp_path: Path,
+) -> None:
+    writes = {0: (6, 50, 50), 1: (4, 1, 99), 2: (9, 50, 50), 3: (4, 60, 40), 4: (8, 90, 10)}
+    rollouts = [
+        described(
+            played((version, {"old": "x" * old_bytes}), (9, {"new": "y" * new_bytes})),
+            version=9,
+            index=index,
+            step=0,
+        )
+        for index, (version, old_bytes, new_bytes) in writes.items()
+    ]
+    keep(tmp_path, 0, rollouts)
+    found = read_workspaces(tmp_path, "continue")
+    assert (found.kept, [told.index for told in found.oldest]) == (5, ["3", "1", "0"])
+
+
+def test_of_many_paths_the_page_sums_up_what_it_does_not_name() -> None:
+    rollout = played((5, {f"{n:03}": "x" * (200 - n) for n in range(200)}))
+    told = workspace(described(rollout, version=9, index=0), most_paths=PATHS_SHOWN)
+    assert [row.path for row in told.rows] == [f"{n:03}" for n in range(PATHS_SHOWN)] + ["192 more paths"]
+    left_bytes = sum(200 - n for n in range(PATHS_SHOWN, 200))
+    assert told.rows[-1].size == words.size(left_bytes)
+    assert told.rows[-1].share == words.percent(left_bytes / sum(range(1, 201)))
+    every = workspace(described(rollout, version=9, index=0))
+    assert len(every.rows) == MOST_PATHS + 1 and every.rows[-1].version == "5"
+
+
+def test_kept_rollouts_that_are_damaged_are_a_warning(run_dir: Path) -> None:
+    keep_workspaces(run_dir / "continue", (5, {"a": "x"}))
+    [path] = (run_dir / "continue" / "rollouts").iterdir()
+    path.write_bytes(b"")
+    page = write_report(run_dir).read_text(encoding="utf-8")
+    assert f"continue: {path} is damaged" in page

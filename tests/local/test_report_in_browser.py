@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from midstream.hooks.credit.kept import described, keep
 from midstream.local.report.page import write_report
+from tests.buffers.made import played
 from tests.local.synthetic_events import write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -21,6 +23,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for strategy in ("wait", "discard", "restart", "continue", "naive"):
         write_run(run_dir, strategy, steps=16)
         (run_dir / strategy / "config.yaml").write_text(f"seed: 0\nname: {LONG_WORD}\n")
+    rollout = played((3, {LONG_WORD: "x" * 900}), (4, {"\x1b\n\udcff": "y" * 9}), (5, {"c": "z" * 3000}))
+    kept = [described(rollout, version=5 + index, index=index, step=0) for index in range(3)]
+    keep(run_dir / "continue", 0, kept)
     return write_report(run_dir)
 
 
@@ -90,16 +95,30 @@ def test_each_plot_is_shown_once_with_its_letters_inside(browser: Any, report: P
         assert plot["smallest_px"] >= 9
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_bars_of_workspaces_are_as_wide_as_their_shares(browser: Any, report: Path, scheme: str) -> None:
+    open_page(browser, report, 1400, scheme)
+    bars = browser.execute_script("""
+        return [...document.querySelectorAll('.bar')].map(bar => [...bar.children].map(part => ({
+            share: part.getBoundingClientRect().width / bar.getBoundingClientRect().width,
+            colour: getComputedStyle(part).backgroundColor,
+        })))""")
+    assert len(bars) == 3
+    for bar in bars:
+        assert [round(part["share"], 2) for part in bar] == pytest.approx([0.23, 0.0, 0.77], abs=0.01)
+        assert len({part["colour"] for part in bar}) == 3
+
+
 def test_whoever_does_not_see_the_plots_hears_what_they_show(browser: Any, report: Path) -> None:
     open_page(browser, report, 1400)
     names = browser.execute_script(
         "return [...document.querySelectorAll('[role=img]')].map(image => image.getAttribute('aria-label'))"
     )
-    assert len(names) == 7
+    assert len(names) == 7 + 3
     assert all(any(digit.isdigit() for digit in name) for name in names)
-    headers = browser.execute_script(
-        "return [...document.querySelectorAll('thead th[scope=col]')].map(cell => cell.innerText.trim())"
-    )
+    headers = browser.execute_script("""
+        const results = document.querySelector('table');
+        return [...results.querySelectorAll('thead th[scope=col]')].map(cell => cell.innerText.trim())""")
     assert headers[1:] == ["wait", "discard", "restart", "continue", "naive"]
 
 

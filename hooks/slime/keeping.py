@@ -1,0 +1,43 @@
+"""Keeps what is trained on in the run directory, where `midstream blame` and the report find it."""
+
+import logging
+from argparse import Namespace
+from typing import Any
+
+from midstream.hooks.credit.kept import described, keep
+from midstream.hooks.slime.sample import recorded_rollout, samples_of
+from midstream.hooks.slime.settings import layer_of
+
+_logger = logging.getLogger(__name__)
+# Faults of the disk that the log has already.
+_said: set[int | None] = set()
+
+
+def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version: int) -> int:
+    """Keep the rollouts of a batch on which the policy at ``version`` trains.
+
+    Returns how many could not be kept, because the disk refused: training goes on. Samples without a record of ours
+    are passed over, and so is all where `credit.keep_rollouts` is off.
+    """
+    layer = layer_of(args)
+    if not layer.credit.keep_rollouts:
+        return 0
+    assert layer.run_dir is not None  # every job's layer names one
+    rollouts = []
+    for sample in samples_of(samples):
+        rollout = recorded_rollout(sample, shared=True)
+        if rollout is not None:
+            if rollout.reward is not None:
+                # Of several that a host computed it is the one that trains.
+                rollout.reward = float(sample.get_reward_value(args))
+            rollouts.append(described(rollout, version=version, index=sample.index, step=rollout_id))
+    try:
+        keep(layer.run_dir, rollout_id, rollouts)
+    except OSError as error:
+        if error.errno not in _said:
+            _said.add(error.errno)
+            _logger.warning(
+                "cannot keep what is trained on (%s): free space or mend access; training goes on", error
+            )
+        return len(rollouts)
+    return 0
