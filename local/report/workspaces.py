@@ -112,7 +112,7 @@ def _rows(rollout: KeptRollout, most_paths: int | None) -> Iterator[Row]:
         )
     if most_paths is not None and blame.paths > most_paths:
         others: list[Write | Rest] = [*blame.writes[most_paths:], *blame.rest]
-        share = words.percent(sum(map(blame.share, others)))
+        share = words.percent(sum(blame.share(part) for part in others))
         size = words.size(sum(part.bytes for part in others))
         yield Row(None, "", "", "", size, share, _more(blame.paths - len(blame.writes[:most_paths])))
         return
