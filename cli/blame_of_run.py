@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from midstream.buffers.journal.runs import FOLDER, has_journal
 from midstream.buffers.journal.status import look_at_waiting, status_of
 from midstream.buffers.rollout import RecordError
 from midstream.buffers.runs import named_below, runs_with
-from midstream.hooks.credit.kept import KeptError, KeptRollout, described, has_kept, kept_rollouts
+from midstream.hooks.credit.kept import KeptRollout, described, has_kept, kept_rollouts
+from midstream.hooks.credit.lines import KeptError
+from midstream.hooks.credit.measured import Measured, measured_in
 from midstream.hooks.slime.looking import records_in
 
 # Rollouts that wait, and what could not be read.
@@ -45,11 +47,30 @@ class FoundRun:
         self.rollouts += found
         self.damaged += damaged
 
+    def measured(self, rollout: KeptRollout) -> Measured | None:
+        """What the trainer measured of one; None where it trained without our hook, or without log-probs."""
+        if rollout.step is None:
+            return None
+        try:
+            found = measured_in(self.run_dir, rollout.step)
+        except KeptError as error:
+            self.damaged.append(str(error))
+            return None
+        return found.get(f"{rollout.group_key}/{rollout.index}")
+
     def to_json(self) -> dict[str, Any]:
         return {
             "run_dir": str(self.run_dir),
-            "rollouts": [{**rollout.to_json(), "shares": _shares(rollout)} for rollout in self.rollouts],
+            "rollouts": [self._told(rollout) for rollout in self.rollouts],
             "damaged": self.damaged,
+        }
+
+    def _told(self, rollout: KeptRollout) -> dict[str, Any]:
+        measured = self.measured(rollout)
+        return {
+            **rollout.to_json(),
+            "shares": _shares(rollout),
+            "measured": None if measured is None else asdict(measured),
         }
 
 

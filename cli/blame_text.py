@@ -10,6 +10,7 @@ from rich.text import Text
 from midstream.cli.blame_of_run import FoundRun
 from midstream.cli.units import columns
 from midstream.hooks.credit.kept import KeptRollout
+from midstream.hooks.credit.measured import Measured
 from midstream.local.report import words
 from midstream.local.report.workspaces import Part, Workspace, lag_text, workspace
 
@@ -56,7 +57,7 @@ def print_workspaces(runs: Sequence[FoundRun], console: Console | None = None) -
             if told.parts:
                 _print_parts(told.parts, console)
                 _print_rows(told, console)
-            for remark in told.remarks:
+            for remark in (*told.remarks, *_ratios(run.measured(rollout))):
                 console.print(Text(remark), soft_wrap=not console.is_terminal)
             console.print()
 
@@ -97,6 +98,21 @@ def _print_rows(told: Workspace, console: Console) -> None:
     for row, line in zip(told.rows, cells, strict=True):
         table.add_row(*(Text(cell, style=_style(row.lag)) for cell in line))
     console.print(table)
+
+
+def _ratios(measured: Measured | None) -> list[str]:
+    if measured is None or not measured.older_tokens:
+        return []
+    text = (
+        f"{measured.older_tokens:,} tokens are older than its newest version; their mean squared log-ratio is "
+        f"{measured.prefix_log_ratio_sq:.2g}"
+    )
+    if measured.products:
+        at, log = measured.products[-1]
+        text += (
+            f", and the log of the prefix product at token {at:,}, its last state with a snapshot, {log:+.2f}"
+        )
+    return [text]
 
 
 def _style(lag: int | None) -> str:

@@ -6,7 +6,6 @@ goes. Paths that are not UTF-8 stand there as surrogate escapes, as Python's `os
 """
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,20 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import zstandard
-
 from midstream.buffers.lags import Lags, lags
 from midstream.buffers.rollout import PartialRollout, Span, Status
-from midstream.envs.durable import replace_file
 from midstream.hooks.credit.blame import Blame, blame_of
+from midstream.hooks.credit.lines import FOLDER, KeptError, damaged, read_lines, write_lines
 
-FOLDER = "rollouts"
-_NAME = re.compile(r"([0-9]{6,})\.jsonl\.zst")
-_LEVEL = 3
-
-
-class KeptError(ValueError):
-    """What a step kept cannot be read; the message names the file and what to do."""
+_OF_A_STEP = re.compile(r"([0-9]{6,})\.jsonl\.zst")
+# What trainers measured beside it (`measured`), too.
+_OF_ANY_KIND = re.compile(r"([0-9]{6,})(?:\.ratios-[0-9]+)?\.jsonl\.zst")
 
 
 @dataclass(frozen=True)
@@ -111,58 +104,43 @@ def _reward_of(rollout: PartialRollout) -> float | None:
 
 def keep(run_dir: Path, step: int, rollouts: Iterable[KeptRollout]) -> None:
     """Write the file of a step, and remove those of later ones. Raises OSError, with the step's old file as it was."""
-    lines = "".join(json.dumps(rollout.to_json(), allow_nan=False) + "\n" for rollout in rollouts)
-    packed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(lines.encode("ascii"))
-    folder = run_dir / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    for later, path in _files(folder):
+    for later, path in _files(run_dir / FOLDER, _OF_ANY_KIND):
         if later > step:
             path.unlink(missing_ok=True)
-    replace_file(folder / f"{step:06d}.jsonl.zst", packed)
+    write_lines(run_dir / FOLDER / f"{step:06d}.jsonl.zst", (rollout.to_json() for rollout in rollouts))
 
 
-def kept_rollouts(run_dir: Path, damaged: Callable[[KeptError], None]) -> Iterator[KeptRollout]:
+def kept_rollouts(run_dir: Path, tell: Callable[[KeptError], None]) -> Iterator[KeptRollout]:
     """What all steps of a run kept, newest step first; none where there is nothing.
 
-    A file that cannot be read is told to ``damaged``, and passed over.
+    A file that cannot be read is told to ``tell``, and passed over.
     """
-    for _, path in sorted(_files(run_dir / FOLDER), reverse=True):
+    for _, path in sorted(_files(run_dir / FOLDER, _OF_A_STEP), reverse=True):
         try:
             rollouts = read_step(path)
         except KeptError as error:
-            damaged(error)
+            tell(error)
         else:
             yield from rollouts
 
 
 def read_step(path: Path) -> list[KeptRollout]:
     """What one step kept, in the order of its batch. Raises KeptError."""
+    values = read_lines(path)
     try:
-        packed = path.read_bytes()
-    except OSError as error:
-        raise KeptError(
-            f"cannot read {path} ({error.strerror}): look as the user of the job, or mend access"
-        ) from error
-    try:
-        unpacking = zstandard.ZstdDecompressor().decompressobj()
-        lines = unpacking.decompress(packed).splitlines()
-        if not unpacking.eof:
-            raise ValueError("its end is missing")
-        return [KeptRollout.from_json(json.loads(line)) for line in lines]
-    except (zstandard.ZstdError, ValueError, TypeError, LookupError) as error:
-        raise KeptError(
-            f"{path} is damaged, or of another version of midstream ({error}): remove it to read the others in peace"
-        ) from error
+        return [KeptRollout.from_json(value) for value in values]
+    except (ValueError, TypeError, LookupError) as error:
+        raise damaged(path, error) from error
 
 
 def has_kept(run_dir: Path) -> bool:
     """Whether a run has kept any rollouts."""
-    return any(True for _ in _files(run_dir / FOLDER))
+    return any(True for _ in _files(run_dir / FOLDER, _OF_A_STEP))
 
 
-def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+def _files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
     """The steps that have a file, in no order."""
     if folder.is_dir():
         for path in folder.iterdir():
-            if found := _NAME.fullmatch(path.name):
+            if found := names.fullmatch(path.name):
                 yield int(found[1]), path

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from midstream.conf.schema.credit import CreditConfig
 from midstream.hooks.credit.estimators.prefix_is import prefix_is
+from midstream.hooks.credit.measured import measured
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.ratios import Ratios, ratio_metrics, ratios_of
 from midstream.hooks.credit.training import Segments, advantages_of, segments_of, weights_of
+from midstream.hooks.slime.keeping import keep_measurements
 from midstream.hooks.slime.parallel import Ranks
 from midstream.hooks.slime.settings import layer_of
 
@@ -94,6 +96,8 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
         flat = flat * _prefix_weights(credit, segments, ratios).to(flat.dtype)
     _check_finite(flat * mask, notes, segments)
     rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
+    if ratios is not None and ranks.is_first:
+        keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
     for name, value in ratio_metrics(segments, ratios).items():
         rollout_data[name] = [value] * len(notes)
 

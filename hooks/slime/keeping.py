@@ -2,9 +2,13 @@
 
 import logging
 from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from midstream.conf.schema import LayerConfig
 from midstream.hooks.credit.kept import described, keep
+from midstream.hooks.credit.measured import Measured, keep_measured
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import layer_of
 
@@ -22,7 +26,6 @@ def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version:
     layer = layer_of(args)
     if not layer.credit.keep_rollouts:
         return 0
-    assert layer.run_dir is not None  # every job's layer names one
     rollouts = []
     for sample in samples_of(samples):
         rollout = recorded_rollout(sample, shared=True)
@@ -31,13 +34,27 @@ def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version:
                 # Of several that a host computed it is the one that trains.
                 rollout.reward = float(sample.get_reward_value(args))
             rollouts.append(described(rollout, version=version, index=sample.index, step=rollout_id))
+    if not _written(lambda run_dir: keep(run_dir, rollout_id, rollouts), layer):
+        return len(rollouts)
+    return 0
+
+
+def keep_measurements(args: Namespace, rollout_id: int, rank: int, rollouts: list[Measured]) -> None:
+    """Keep what a rank of the trainer measured; where the disk refuses, training goes on without."""
+    layer = layer_of(args)
+    if layer.credit.keep_rollouts:
+        _written(lambda run_dir: keep_measured(run_dir, rollout_id, rank, rollouts), layer)
+
+
+def _written(write: Callable[[Path], None], layer: LayerConfig) -> bool:
+    assert layer.run_dir is not None  # every job's layer names one
     try:
-        keep(layer.run_dir, rollout_id, rollouts)
+        write(layer.run_dir)
     except OSError as error:
         if error.errno not in _said:
             _said.add(error.errno)
             _logger.warning(
                 "cannot keep what is trained on (%s): free space or mend access; training goes on", error
             )
-        return len(rollouts)
-    return 0
+        return False
+    return True

@@ -29,6 +29,17 @@ class Ranks:
         else:
             self._slice = None
 
+    @property
+    def data_parallel(self) -> int:
+        """The number of the group of ranks that have these samples."""
+        return int(self._state.get_data_parallel_rank()) if self._is_spread else 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of the ranks that have these samples."""
+        ranks = (self._state.get_context_parallel_rank, self._state.get_tensor_model_parallel_rank)
+        return not self._is_spread or not any(rank() for rank in ranks)
+
     def owned(self, values: Tensor, sample: int) -> Tensor:
         """The entries of a tensor over the whole response of a sample that this rank owns."""
         if self._slice is None:

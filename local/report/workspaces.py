@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from midstream.envs.lineage import Write
+from midstream.hooks.credit.blame import Rest
 from midstream.hooks.credit.kept import KeptRollout, kept_rollouts
 from midstream.local.report import words
 
@@ -109,8 +111,8 @@ def _rows(rollout: KeptRollout, most_paths: int | None) -> Iterator[Row]:
             path=words.printable(write.path),
         )
     if most_paths is not None and blame.paths > most_paths:
-        others = [*blame.writes[most_paths:], *blame.rest]
-        share = words.percent(sum(map(blame.share, others)))
+        others: list[Write | Rest] = [*blame.writes[most_paths:], *blame.rest]
+        share = words.percent(sum(blame.share(part) for part in others))
         size = words.size(sum(part.bytes for part in others))
         yield Row(None, "", "", "", size, share, _more(blame.paths - len(blame.writes[:most_paths])))
         return

@@ -18,7 +18,8 @@ from midstream.buffers.rollout import Status
 from midstream.cli.blame_of_run import with_index
 from midstream.cli.blame_text import print_list, print_workspaces
 from midstream.cli.main import main
-from midstream.hooks.credit.kept import FOLDER, KeptRollout, described, keep
+from midstream.hooks.credit.kept import KeptRollout, described, keep
+from midstream.hooks.credit.lines import FOLDER
 from tests.buffers.made import played
 
 HOSTILE = "\x1b[2Jgone\nrollout 9 \udcff [red]"

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from midstream.hooks.credit.lines import FOLDER
+from midstream.hooks.credit.measured import measured_in
 from midstream.hooks.credit.note import NoteError
+from midstream.hooks.slime import keeping
 from midstream.hooks.slime.credit import apply_credit, check_credit
 from midstream.hooks.slime.host import Host, register
 from midstream.hooks.slime.rewards import post_process
@@ -96,6 +99,29 @@ def test_metrics_say_how_far_the_policy_is_from_what_it_trains_on(tmp_path: Path
     assert found["staleness/prefix_product_log_max"] == pytest.approx(0.4)
     assert found["staleness/ratio_mean"] == pytest.approx((2.718281828**0.2 + 1) / 2)
     assert found["staleness/ess_lag_2"] == pytest.approx(1.0), "all of one weight"
+
+
+def test_what_the_trainer_measured_is_kept_for_each_rollout(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch())
+    data["log_probs"][5][:2] += 0.3
+    apply_credit(args, 12, data)
+    found = measured_in(tmp_path, 12)
+    assert list(found) == ["0/0", "0/1", "0/2", "0/3", "1/4", "1/5"]
+    assert found["0/0"].older_tokens == 0
+    resumed = found["1/5"]
+    assert (resumed.older_tokens, resumed.prefix_log_ratio_sq) == (2, pytest.approx(0.09))
+    assert resumed.products == ((0, 0.0), (3, pytest.approx(0.6)))
+
+
+def test_a_run_directory_that_refuses_stops_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keeping, "_said", set())
+    args = args_of(tmp_path, "grpo")
+    (tmp_path / FOLDER).write_text("no folder")
+    apply_credit(args, 0, trainer_data(args, forked_batch()))
+    assert "cannot keep what is trained on" in caplog.text
 
 
 def test_the_effective_sample_size_counts_weights(tmp_path: Path):

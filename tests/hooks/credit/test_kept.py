@@ -13,7 +13,8 @@ import zstandard
 
 from midstream.buffers.lags import Lags
 from midstream.buffers.rollout import Span, Status
-from midstream.hooks.credit.kept import FOLDER, KeptRollout, described, has_kept, keep, kept_rollouts
+from midstream.hooks.credit.kept import KeptRollout, described, has_kept, keep, kept_rollouts
+from midstream.hooks.credit.lines import FOLDER
 from tests.buffers.made import played
 
 
