@@ -21,8 +21,9 @@ from midstream.hooks.credit.values import (
     of_strangers,
 )
 
-# Less than any sum of squares of rewards that says something; rounding leaves less.
+# Less than any count; and of the sum of squared rewards a share that rounding may leave where none differs.
 _NOTHING = 1e-12
+_ROUNDING = 1e-24
 
 
 def anchored(batch: CreditBatch) -> Credit:
@@ -109,14 +110,22 @@ def _share_of_state(batch: CreditBatch, prompt: Means) -> Tensor:
     anchors = _of_other_groups(batch, compared, 1 / size)
     between = ((gaps - noise) / anchors.clamp(min=_NOTHING)).clamp(min=0)
     error = within / others.count.clamp(min=1)
-    share = between / (between + error).clamp(min=_NOTHING)
     # Where no reward differed from another, there is nothing to learn l from.
-    return torch.where((anchors > _NOTHING) & (between + error > _NOTHING), share, 1.0)
+    nothing = _ROUNDING * _of_other_groups(batch, batch.counted, batch.rewards**2)
+    known = (anchors > _NOTHING) & (between + error > nothing)
+    return torch.where(known, between / torch.where(known, between + error, 1.0), 1.0)
 
 
 def _of_other_groups(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:
-    """[R] The sum of `values` [R] over `which` [R] of all groups but a rollout's own."""
+    """[R] The sum of `values` [R] over `which` [R] of all groups but a rollout's own.
+
+    The groups before it and those after it: a difference of sums would keep what rounding leaves of its own.
+    """
     _, group = torch.unique(batch.groups, return_inverse=True)
-    values = torch.where(which, values, 0.0)
-    of_group = torch.zeros(len(values), dtype=torch.float64).index_add_(0, group, values)[group]
-    return values.sum() - of_group
+    of_group = torch.zeros(len(values), dtype=torch.float64)
+    of_group.index_add_(0, group, torch.where(which, values, 0.0))
+    before = torch.zeros(len(values), dtype=torch.float64)
+    after = torch.zeros(len(values), dtype=torch.float64)
+    before[1:] = of_group.cumsum(0)[:-1]
+    after[:-1] = of_group.flip(0).cumsum(0).flip(0)[1:]
+    return (before + after)[group]
