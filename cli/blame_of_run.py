@@ -29,6 +29,7 @@ class FoundRun:
     run_dir: Path
     rollouts: list[KeptRollout] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    _measured: dict[int, dict[str, Measured]] = field(default_factory=dict, init=False, repr=False)
 
     def kept(self) -> Iterator[KeptRollout]:
         """All that were trained on, newest step first."""
@@ -51,12 +52,16 @@ class FoundRun:
         """What the trainer measured of one; None where it trained without our hook, or without log-probs."""
         if rollout.step is None:
             return None
+        if rollout.step not in self._measured:
+            self._measured[rollout.step] = self._measured_in(rollout.step)
+        return self._measured[rollout.step].get(f"{rollout.group_key}/{rollout.index}")
+
+    def _measured_in(self, step: int) -> dict[str, Measured]:
         try:
-            found = measured_in(self.run_dir, rollout.step)
+            return measured_in(self.run_dir, step)
         except KeptError as error:
             self.damaged.append(str(error))
-            return None
-        return found.get(f"{rollout.group_key}/{rollout.index}")
+            return {}
 
     def to_json(self) -> dict[str, Any]:
         return {

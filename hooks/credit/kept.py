@@ -1,8 +1,9 @@
 """What is kept of each rollout that was trained on, in the run directory: one file for each training step.
 
 `rollouts/000012.jsonl.zst` holds a JSON object a line, one for each rollout of step 12, compressed. It is there whole
-or not at all. A step that is done again replaces its file; what later steps left is of a history that was undone, and
-goes. Paths that are not UTF-8 stand there as surrogate escapes, as Python's `os.fsencode` takes them.
+or not at all. A step that is done again replaces its file; what trainers measured in it, and all that later steps left,
+is of a history that was undone, and goes. Paths that are not UTF-8 stand there as surrogate escapes, as Python's
+`os.fsencode` takes them.
 """
 
 import dataclasses
@@ -103,11 +104,14 @@ def _reward_of(rollout: PartialRollout) -> float | None:
 
 
 def keep(run_dir: Path, step: int, rollouts: Iterable[KeptRollout]) -> None:
-    """Write the file of a step, and remove those of later ones. Raises OSError, with the step's old file as it was."""
-    for later, path in _files(run_dir / FOLDER, _OF_ANY_KIND):
-        if later > step:
+    """Write the file of a step, and remove those of later ones and what was measured in it, before a trainer measures
+    anew. Raises OSError, with the step's old file as it was.
+    """
+    mine = run_dir / FOLDER / f"{step:06d}.jsonl.zst"
+    for other, path in _files(run_dir / FOLDER, _OF_ANY_KIND):
+        if other >= step and path != mine:
             path.unlink(missing_ok=True)
-    write_lines(run_dir / FOLDER / f"{step:06d}.jsonl.zst", (rollout.to_json() for rollout in rollouts))
+    write_lines(mine, (rollout.to_json() for rollout in rollouts))
 
 
 def kept_rollouts(run_dir: Path, tell: Callable[[KeptError], None]) -> Iterator[KeptRollout]:

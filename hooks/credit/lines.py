@@ -41,7 +41,7 @@ def read_lines(path: Path) -> list[Any]:
         if not unpacking.eof:
             raise ValueError("its end is missing")
         return [json.loads(line) for line in lines]
-    except (zstandard.ZstdError, ValueError) as error:
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise damaged(path, error) from error
 
 

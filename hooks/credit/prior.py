@@ -14,8 +14,10 @@ from midstream.hooks.credit.values import Means, of_continuations, of_other_cont
 
 # A line through fewer groups than that says less about a prompt than its own strangers.
 ENOUGH_GROUPS = 8
-# Less than any sum of squares of rewards that says something; rounding leaves less.
+# Less than any count; and of a mean of squares the share that rounding may leave where nothing differs.
 _NOTHING = 1e-12
+# The same where the squares are of differences that were taken first.
+_ROUNDING = 1e-24
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def prior_of(batch: CreditBatch) -> Prior:
     mean_x, mean_y, xx, xy, yy = map(elsewhere, (x, y, x * x, x * y, y * y))
     groups = torch.where(strangers.known, _groups(batch, compared), _groups(batch, continued))
     variance = xx - mean_x**2
-    fitted = torch.where(variance > _NOTHING, (xy - mean_x * mean_y) / variance.clamp(min=_NOTHING), 0.0)
+    differs = variance > _NOTHING * xx
+    fitted = torch.where(differs, (xy - mean_x * mean_y) / torch.where(differs, variance, 1.0), 0.0)
     is_enough = groups >= ENOUGH_GROUPS
     slope = torch.where(is_enough, torch.where(strangers.known, fitted.clamp(0, 1), 0.0), 1.0)
     intercept = torch.where(is_enough, mean_y - slope * mean_x, 0.0)
@@ -67,16 +70,23 @@ def share_of_state(batch: CreditBatch, prior: Prior) -> Tensor:
     within = squares / freedoms.clamp(min=_NOTHING)
     between = (prior.gap - within * _mean(batch, usable, 1 / size)).clamp(min=0)
     error = within / others.count.clamp(min=1)
-    share = between / (between + error).clamp(min=_NOTHING)
     # Where no reward differed from another, there is nothing to learn from.
-    return torch.where((freedoms > _NOTHING) & (between + error > _NOTHING), share, 1.0)
+    nothing = _ROUNDING * _sum(batch, batch.counted, batch.rewards**2)
+    known = (freedoms > _NOTHING) & (between + error > nothing)
+    return torch.where(known, between / torch.where(known, between + error, 1.0), 1.0)
 
 
 def _sum(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:
-    """[R] Of `values` [R] over `which` [R] of all groups but a rollout's own."""
+    """[R] Of `values` [R] over `which` [R] of all groups but a rollout's own.
+
+    The groups before it and those after it: a difference of sums would keep what rounding leaves of its own.
+    """
     of_group = _by_group(batch, torch.where(which, values, 0.0))
+    before, after = torch.zeros_like(of_group), torch.zeros_like(of_group)
+    before[1:] = of_group.cumsum(0)[:-1]
+    after[:-1] = of_group.flip(0).cumsum(0).flip(0)[1:]
     _, group = torch.unique(batch.groups, return_inverse=True)
-    return (of_group.sum() - of_group)[group]
+    return (before + after)[group]
 
 
 def _mean(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:

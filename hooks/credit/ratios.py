@@ -53,12 +53,10 @@ def ratios_of(
 
 def prefix_squares(segments: Segments, ratios: Ratios) -> tuple[Tensor, Tensor]:
     """[N] The mean squared log-ratio of what is older than the newest version of its sample; and how many tokens."""
-    size = int(segments.samples.max()) + 1 if len(segments.samples) else 0
     values = torch.stack([ratios.squares, segments.lengths.to(torch.float64)], dim=1)
     values = torch.where(segments.older[:, None], values, 0.0)
-    sums = torch.zeros(size, 2, dtype=torch.float64, device=values.device).index_add_(
-        0, segments.samples, values
-    )
+    sums = torch.zeros(segments.count, 2, dtype=torch.float64, device=values.device)
+    sums.index_add_(0, segments.samples, values)
     return sums[:, 0] / sums[:, 1].clamp(min=1), sums[:, 1]
 
 

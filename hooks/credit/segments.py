@@ -136,6 +136,8 @@ def _mean_lags(rollout: PartialRollout, last: str, version: int) -> dict[str, fl
         states = chain(rollout.snapshots, last)
     except LineageError:
         return {}
+    if states[0].turn is not None:
+        return {}
     return {
         state.id: sum(
             share * max(0, version - writer) for writer, share in shares.items() if writer is not None

@@ -19,17 +19,18 @@ def staleness_metrics(
       weighted by bytes; `env_max`: the lag of the oldest such write; `env_share_beyond`: the share of it that is
       older than `bound`, 0 without one
     - `from_the_future`: rollouts with tokens of a version after `version`, as when a host goes on from an earlier
-      checkpoint than its buffer; estimators count these as fresh
+      checkpoint than its buffer; these count as fresh, here and for estimators
     """
-    trajectory = [trajectory_lag(rollout, version) for rollout in rollouts]
+    trajectory = [max(0, trajectory_lag(rollout, version)) for rollout in rollouts]
     tokens: Counter[int] = Counter()
     future = 0
     for rollout in rollouts:
         found = token_lags(rollout, version)
         future += min(found, default=0) < 0
-        tokens += found
+        for lag, n in found.items():
+            tokens[max(0, lag)] += n
     states = [state_lags(rollout.snapshots, rollout.newest_snapshot, version) for rollout in rollouts]
-    means = [sum(lag * share for lag, share in lags.items()) for lags in states]
+    means = [sum(max(0, lag) * share for lag, share in lags.items()) for lags in states]
     beyond = [
         sum(share for lag, share in lags.items() if bound is not None and lag > bound) for lags in states
     ]
@@ -40,7 +41,7 @@ def staleness_metrics(
         "staleness/token_mean": sum(lag * n for lag, n in tokens.items()) / count if count else 0.0,
         "staleness/token_max": float(max(tokens, default=0)),
         "staleness/env_mean": _mean(means),
-        "staleness/env_max": float(max((lag for lags in states for lag in lags), default=0)),
+        "staleness/env_max": float(max((max(0, lag) for lags in states for lag in lags), default=0)),
         "staleness/env_share_beyond": _mean(beyond),
         "staleness/from_the_future": float(future),
     }

@@ -22,6 +22,7 @@ class Segments:
     """The segments of a rank's samples.
 
     Attributes:
+        count: N, of which the last may have no segment.
         samples: [S] the sample of each, ascending.
         lengths: [S] tokens.
         made: [S] bool, made by the policy.
@@ -31,6 +32,7 @@ class Segments:
         of_tokens: [T] the segment of each token.
     """
 
+    count: int
     samples: Tensor
     lengths: Tensor
     made: Tensor
@@ -55,16 +57,16 @@ def segments_of(
     trains = torch.tensor([note.version for note in notes], dtype=torch.int64)
     of_tokens = per_token(torch.arange(len(lengths)), lengths).split(list(response_lengths))
     made = versions != NONE
-    found = Segments(
-        samples=samples,
-        lengths=lengths,
-        made=made,
-        lags=torch.where(made, (trains[samples] - versions).clamp(min=0), 0),
-        older=made & (versions < newest[samples]),
-        at_snapshot=torch.tensor([at for note in notes for at in note.at_snapshot], dtype=torch.bool),
-        of_tokens=torch.cat([owned(each, index) for index, each in enumerate(of_tokens)]),
-    )
-    return Segments(**{name: value.to(device) for name, value in vars(found).items()})
+    found = {
+        "samples": samples,
+        "lengths": lengths,
+        "made": made,
+        "lags": torch.where(made, (trains[samples] - versions).clamp(min=0), 0),
+        "older": made & (versions < newest[samples]),
+        "at_snapshot": torch.tensor([at for note in notes for at in note.at_snapshot], dtype=torch.bool),
+        "of_tokens": torch.cat([owned(each, index) for index, each in enumerate(of_tokens)]),
+    }
+    return Segments(len(notes), **{name: value.to(device) for name, value in found.items()})
 
 
 def advantages_of(notes: Sequence[Note], device: torch.device) -> tuple[Tensor, Tensor] | None:

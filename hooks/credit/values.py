@@ -72,7 +72,7 @@ def of_states(batch: CreditBatch) -> Means:
     rewards = batch.rewards[visits[:, 0]]
     all_sums, all_counts = _sums(rewards, visits[:, 1:], batch.states[:, None])
     # Who is left out: the family where the segment is common to it, else the rollout itself, numbered after them.
-    alone = torch.arange(len(batch.rewards)) + int(batch.families.max()) + 1
+    alone = torch.arange(len(batch.rewards)) + len(batch.rewards)
     of_family = torch.where(batch.families == NONE, alone, batch.families)
     left_out = torch.where(batch.shared, of_family[batch.rollouts], alone[batch.rollouts])
     wanted = torch.stack([left_out, batch.states], dim=1)

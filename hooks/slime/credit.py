@@ -70,7 +70,8 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     notes: list[Note] | None = rollout_data.pop(NOTE_KEY, None)
     if "advantages" not in rollout_data:
         return
-    if notes is None:
+    # Under the same key hosts carry numbers of their own.
+    if notes is None or not all(isinstance(note, Note) for note in notes):
         if credit.needs_trainer:
             raise ValueError(
                 f"rollout {rollout_id} came without notes for {', '.join(credit.estimators)}: set "
@@ -88,13 +89,15 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     masks = [torch.as_tensor(mask, device=device) for mask in rollout_data["loss_masks"]]
     mask = torch.cat([ranks.owned(each, index) for index, each in enumerate(masks)])
     ratios = _ratios(rollout_data, segments, mask, ranks)
+    if ratios is not None:
+        _check_finite("a log-prob", ratios.sums, segments.samples, notes)
     flat = _replaced(args, notes, segments, torch.cat(advantages), mask, ranks)
     of_segments = weights_of(notes, device)
     if of_segments is not None:
         flat = flat * of_segments.to(flat.dtype)[segments.of_tokens]
     if "prefix_is" in credit.estimators:
         flat = flat * _prefix_weights(credit, segments, ratios).to(flat.dtype)
-    _check_finite(flat * mask, notes, segments)
+    _check_finite("an advantage", flat * mask, segments.samples[segments.of_tokens], notes)
     rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
     if ratios is not None and ranks.is_first:
         keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
@@ -113,7 +116,7 @@ def _replaced(
     if getattr(args, "normalize_advantages", False):
         return ranks.whitened(new, mask)
     # What the host has added besides, as for distillation, stays.
-    return flat + (new - spread)
+    return (flat - spread) + new
 
 
 def _ratios(rollout_data: RolloutData, segments: Segments, mask: Tensor, ranks: Ranks) -> Ratios | None:
@@ -141,13 +144,13 @@ def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | N
     return prefix_is(own, totals[segments.of_tokens], credit.prefix_is.bound)
 
 
-def _check_finite(flat: Tensor, notes: list[Note], segments: Segments) -> None:
-    if not bool(flat.isfinite().all()):
-        token = int((~flat.isfinite()).nonzero()[0])
-        sample = int(segments.samples[segments.of_tokens[token]])
+def _check_finite(what: str, values: Tensor, samples: Tensor, notes: list[Note]) -> None:
+    """Raise ValueError that names the rollout; `samples` has the sample of each of `values`."""
+    broken = samples[~values.isfinite()]
+    if len(broken):
         raise ValueError(
-            f"an advantage of rollout {notes[sample].key} is not finite: look for log-probs or rewards that are not in "
-            "the samples of this step"
+            f"{what} of rollout {notes[int(broken[0])].key} is not finite: look for log-probs or rewards that are not "
+            "in the samples of this step"
         )
 
 

@@ -14,6 +14,7 @@ from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.sample import (
     SampleSink,
     begin_rollout,
+    no_reward,
     recorded_rollout,
     routing_key,
     store,
@@ -72,7 +73,7 @@ async def generate(
         await play.run()
     finally:
         # The sample has the tokens already; without its record nobody could go on from them.
-        store(sample, rollout)
+        store(sample, rollout, no_reward(args))
     tally_of(args).stuck += rollout.failure == "deadline"
     return sample
 

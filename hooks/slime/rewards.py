@@ -1,5 +1,6 @@
 """``--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process``"""
 
+import math
 from argparse import Namespace
 from typing import Any
 
@@ -23,8 +24,11 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
 
     Returns:
         ``(raw_rewards, rewards)``, each of length ``len(samples)``.
+
+    Raises:
+        ValueError: a reward that is not finite, of a sample that is in the loss: it would spoil its whole group.
     """
-    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    raw = [_reward_of(args, sample) for sample in samples]
     version = newest_version(samples, engine_of(args).version)
     batch = earned_by(samples, raw, version)
     estimates = estimates_of(
@@ -38,6 +42,16 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
     return raw, [group[rollout] for rollout in batch.whose]
 
 
+def _reward_of(args: Namespace, sample: Any) -> float:
+    reward = float(sample.get_reward_value(args))
+    if not math.isfinite(reward) and not sample.remove_sample:
+        raise ValueError(
+            f"the reward of sample {sample.index} is {reward}: let your reward function return a finite number, or set "
+            "the sample's remove_sample"
+        )
+    return reward
+
+
 def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int, *, with_notes: bool) -> None:
     """Mask what is not trained, and attach the notes."""
     at = 0
@@ -48,11 +62,13 @@ def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int,
         for segment, trained in zip(segments, estimates.trained[here].tolist(), strict=True):
             end = start + segment.length
             if not trained:
+                if sample.loss_mask is None:
+                    sample.loss_mask = [1] * sample.response_length
                 sample.loss_mask[start:end] = [0] * segment.length
             start = end
         if with_notes:
             advantages = estimates.advantages
-            sample.metadata[NOTE_KEY] = Note(
+            note = Note(
                 key=f"{key_of(sample)}/{sample.index}",
                 version=version,
                 lengths=[segment.length for segment in segments],
@@ -62,3 +78,5 @@ def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int,
                 advantages=None if advantages is None else advantages[here].tolist(),
                 weights=None if estimates.weights is None else estimates.weights[here].tolist(),
             )
+            # Not in place: samples that were made of one rollout may share their metadata.
+            sample.metadata = {**(sample.metadata or {}), NOTE_KEY: note}

@@ -81,11 +81,17 @@ def begin_rollout(sample: Any, task: Task, tokenizer: Tokenizer) -> PartialRollo
     return PartialRollout(task.key, str(sample.group_index), prompt_tokens=list(sample.tokens))
 
 
-def store(sample: Any, rollout: PartialRollout) -> None:
+def no_reward(args: Namespace) -> Any:
+    """What a host that asks every sample for a number finds in one that has none: 0, under each name it asks by."""
+    names = [getattr(args, name, None) for name in ("reward_key", "eval_reward_key")]
+    return {name: 0.0 for name in names if name} or 0.0
+
+
+def store(sample: Any, rollout: PartialRollout, nothing: Any = 0.0) -> None:
     """Write the record, status and reward of ``rollout`` into ``sample``; its tokens are there already.
 
-    A rollout that failed for reasons of infrastructure is taken out of the loss; the 0 it carries only
-    satisfies hosts that ask every sample for a number.
+    A rollout that failed for reasons of infrastructure is taken out of the loss; it carries ``nothing``, as
+    ``no_reward`` makes it, where its record does not have that already.
     """
     rollout.check()
     if sample.tokens != rollout.prompt_tokens + rollout.tokens:
@@ -94,7 +100,7 @@ def store(sample: Any, rollout: PartialRollout) -> None:
     sample.reward = rollout.reward
     if rollout.status is Status.FAILED:
         sample.remove_sample = True
-        sample.reward = 0.0
+        sample.reward = nothing if rollout.reward is None else rollout.reward
         # Hosts decide by the first sample whether a batch has log-probs; one without a token has none yet.
         sample.rollout_log_probs = sample.rollout_log_probs or []
         sample.loss_mask = sample.loss_mask or []

@@ -129,6 +129,18 @@ def test_a_damaged_file_is_said_and_the_others_told(capsys: pytest.CaptureFixtur
     assert code == 1 and out == "" and f"{newest} is damaged" in err and "numbered 0 to 7" in err
 
 
+def test_what_a_step_measured_is_read_once_for_all_its_rollouts(
+    capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    path = run / FOLDER / "000002.ratios-0.jsonl.zst"
+    path.write_bytes(b"torn")
+    code, out, err = said(capsys, run, "--json")
+    [found] = json.loads(out)["runs"]
+    assert (code, len(found["rollouts"])) == (3, 12)
+    [damage] = found["damaged"]
+    assert str(path) in damage and err.count(str(path)) == 1
+
+
 def test_who_wrote_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rollout = played((3, {"a": "x"}), (5, {"b": "y"}))
     rollout.forget("s1")

@@ -144,10 +144,12 @@ def test_generate_gives_up_what_a_rewind_left_behind_before_it_plays(args: Names
 def test_a_rollout_that_outlasts_its_deadline_is_counted(args: Namespace) -> None:
     args.midstream["environment"] |= {"step_timeout_s": 0.1, "eval_timeout_s": 0.1}
     args.midstream["bounds"] = {"deadline_s": 0.3}
+    args.reward_key = "score"
     [[sample, _]] = DataSource(args).get_samples(1)
     environments_of(args).slow_s = 30.0
     generate_all(args, ScriptedEngine([("slow <end>", "stop")]), sample)
     assert (sample.status, sample.remove_sample) == (Sample.Status.FAILED, True)
+    assert sample.reward == {"score": 0.0}, "a host asks every sample for its reward by that name"
     assert tally_of(args).stuck == 1
 
 

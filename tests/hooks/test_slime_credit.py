@@ -196,12 +196,80 @@ def test_data_without_notes_is_refused_where_an_estimator_needs_them(tmp_path: P
         apply_credit(args_of(tmp_path, "anchored"), 7, data)
 
 
+def test_what_a_host_numbers_its_rounds_with_is_no_note(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch()) | {"round_number": [1, 2, 3, 1, 2, 3]}
+    apply_credit(args, 7, data)
+    assert "round_number" not in data
+    with pytest.raises(ValueError, match="rollout 7 came without notes for anchored"):
+        apply_credit(args_of(tmp_path, "anchored"), 7, data | {"round_number": [1, 2, 3, 1, 2, 3]})
+
+
 def test_what_is_not_finite_stops_the_step(tmp_path: Path):
     args = args_of(tmp_path, "prefix_is")
     data = trainer_data(args, forked_batch())
     data["log_probs"][1][0] = float("nan")
-    with pytest.raises(ValueError, match="an advantage of rollout 0/1 is not finite"):
+    with pytest.raises(ValueError, match="a log-prob of rollout 0/1 is not finite"):
         apply_credit(args, 0, data)
+    data = trainer_data(args, forked_batch())
+    data["advantages"][2][0] = float("inf")
+    with pytest.raises(ValueError, match="an advantage of rollout 0/2 is not finite"):
+        apply_credit(args, 0, data)
+
+
+def test_log_probs_that_are_not_finite_stop_estimators_that_only_measure_them(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch())
+    data["log_probs"][1][0] = -float("inf")
+    data["log_probs"][0][2] = float("nan")  # of the environment: nobody's
+    with pytest.raises(ValueError, match="a log-prob of rollout 0/1 is not finite"):
+        apply_credit(args, 0, data)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_refused_where_it_would_count(tmp_path: Path, reward: float):
+    args, samples = args_of(tmp_path, "grpo"), forked_batch()
+    samples[1].reward = reward
+    with pytest.raises(ValueError, match="the reward of sample 1 is"):
+        post_process(args, samples)
+    samples[1].remove_sample = True
+    assert post_process(args, samples)[1][:4] == pytest.approx([1 / 3, 0, 1 / 3, -2 / 3])
+
+
+def test_a_sample_without_a_token_may_be_the_last_of_its_rank(tmp_path: Path):
+    args = args_of(tmp_path, "anchored", "prefix_is")
+    samples = [*forked_batch(), Sample(group_index=1, index=6, tokens=[7, 7], reward=0.0, remove_sample=True)]
+    data = trainer_data(args, samples)
+    data["advantages"][6] = torch.zeros(0)
+    apply_credit(args, 3, data)
+    assert by_turn({"advantages": data["advantages"][:6]})[4:] == [[1, 1], [-1, -1]]
+    assert len(data["advantages"][6]) == 0
+    assert measured_in(tmp_path, 3)["1/6"].products == ()
+
+
+def test_ours_are_exact_beside_rewards_of_another_size(tmp_path: Path):
+    args = args_of(tmp_path, "anchored")
+    samples = forked_batch()
+    samples[0].reward = 3e8
+    data = trainer_data(args, samples)
+    apply_credit(args, 0, data)
+    assert [values[SPLIT] for values in data["advantages"][2:4]] == [1, -1]
+
+
+def test_samples_of_one_rollout_may_share_their_metadata(tmp_path: Path):
+    args = args_of(tmp_path, "mask_prefix", "lag_decay")
+    shared: dict[str, Any] = {}
+    samples = [
+        Sample(group_index=0, index=0, tokens=[7] * (2 + n), response_length=n, reward=1.0, metadata=shared)
+        for n in (2, 3)
+    ]
+    for part, version in zip(samples, "35", strict=True):
+        part.weight_versions = [version]
+        part.rollout_id = 4  # type: ignore[attr-defined]
+    post_process(args, samples)
+    assert [part.metadata["round_number"].lengths for part in samples] == [[2], [3]]
+    assert shared == {}
+    assert [part.loss_mask for part in samples] == [[0, 0], None], "the first is of an older version"
 
 
 def test_versions_from_the_future_count_as_fresh(tmp_path: Path):

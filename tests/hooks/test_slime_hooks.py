@@ -16,8 +16,16 @@ from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative
 from midstream.hooks.slime.host import host_of
 from midstream.hooks.slime.log import rollout_metrics
+from midstream.hooks.slime.payload import journaled, restored
 from midstream.hooks.slime.rewards import post_process
-from midstream.hooks.slime.sample import SampleSink, begin_rollout, recorded_rollout, store, task_of
+from midstream.hooks.slime.sample import (
+    SampleSink,
+    begin_rollout,
+    no_reward,
+    recorded_rollout,
+    store,
+    task_of,
+)
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args, number_args
 from tests.hooks.scripted import WordTokenizer
@@ -111,6 +119,17 @@ def test_a_rollout_that_failed_before_its_first_token_has_log_probs() -> None:
     rollout.status = Status.FAILED
     store(sample, rollout)
     assert (sample.rollout_log_probs, sample.loss_mask, sample.remove_sample) == ([], [], True)
+
+
+def test_a_failed_rollout_has_each_reward_that_a_host_asks_for() -> None:
+    sample = Sample(prompt="7")
+    rollout = begin_rollout(sample, task_of(sample), WordTokenizer())
+    rollout.status = Status.FAILED
+    store(sample, rollout, no_reward(Namespace(reward_key="score", eval_reward_key="accuracy")))
+    assert sample.reward == {"score": 0.0, "accuracy": 0.0}
+    again = restored(journaled(sample, goes_back=False).payload, Sample)
+    assert again.reward == sample.reward, "after a restart, too"
+    assert no_reward(Namespace(reward_key=None)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -260,7 +279,9 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
         "staleness/env_share_beyond": 1.0,
         "staleness/from_the_future": 0.0,
     }
-    assert staleness_metrics(rollouts, version=2, bound=None)["staleness/from_the_future"] == 2.0
+    early = staleness_metrics(rollouts, version=2, bound=None)
+    assert early.pop("staleness/from_the_future") == 2.0
+    assert set(early.values()) == {0.0}
     assert set(staleness_metrics([], version=5, bound=1).values()) == {0.0}
     assert rollout_metrics(samples) == {
         "rollout/resumed": 1.0,

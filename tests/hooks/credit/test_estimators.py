@@ -212,6 +212,26 @@ def test_one_group_alone_is_not_shrunk():
     assert torch.equal(anchored_shrunk(batch).advantages, anchored(batch).advantages)
 
 
+def scaled(of_g: float, of_others: float) -> list[float]:
+    """What `anchored_shrunk` gives the suffixes of group g, in units of `of_g`, with rewards of these sizes."""
+    rollouts = [dataclasses.replace(each, reward=each.reward * of_g) for each in group()]
+    for name, rewards in {"h": (0, 0, 1, 1, 0), "i": (1, 0, 1, 0, 1)}.items():
+        of_other = [*map(alone, rewards[:2]), fork(rewards[2], owner=True), *map(fork, rewards[3:])]
+        rollouts += [
+            dataclasses.replace(each, group=name, reward=each.reward * of_others) for each in of_other
+        ]
+    batch = batch_of(rollouts)
+    return [each[1] / of_g for each in values(batch, anchored_shrunk(batch).advantages)[2:5]]
+
+
+@pytest.mark.parametrize(("of_g", "of_others"), [(1e9, 1e-3), (1e-9, 1e-9), (1e6, 1e6)])
+def test_the_share_of_a_state_is_of_no_scale_and_keeps_nothing_of_its_own_group(
+    of_g: float, of_others: float
+):
+    assert scaled(1, 1) != pytest.approx([1 / 2, 1 / 2, -1]), "it is not all the state's"
+    assert scaled(of_g, of_others) == pytest.approx(scaled(1, 1))
+
+
 def test_state_hash_compares_those_who_acted_in_one_state():
     batch = batch_of([alone(1, state="a"), alone(0, state="a"), alone(1, state="a"), alone(0, state="b")])
     advantages = values(batch, state_hash(batch).advantages)
@@ -301,6 +321,7 @@ def test_rewards_that_are_all_equal_give_no_advantage_and_nothing_that_is_not_fi
 
 
 def test_a_batch_without_a_token():
-    batch = batch_of([Earned("g", 1.0, True, None, []), Earned("g", 0.0, False, None, [])])
-    for estimator in (grpo, anchored, anchored_shrunk, telescoped, state_hash):
-        assert estimator(batch).advantages.tolist() == []
+    for rollouts in ([], [Earned("g", 1.0, True, None, []), Earned("g", 0.0, False, None, [])]):
+        batch = batch_of(rollouts)
+        for estimator in (grpo, anchored, anchored_shrunk, telescoped, state_hash):
+            assert estimator(batch).advantages.tolist() == []

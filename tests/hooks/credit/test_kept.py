@@ -15,6 +15,7 @@ from midstream.buffers.lags import Lags
 from midstream.buffers.rollout import Span, Status
 from midstream.hooks.credit.kept import KeptRollout, described, has_kept, keep, kept_rollouts
 from midstream.hooks.credit.lines import FOLDER
+from midstream.hooks.credit.measured import Measured, keep_measured, measured_in
 from tests.buffers.made import played
 
 
@@ -61,8 +62,11 @@ def test_the_newest_step_comes_first_and_a_batch_keeps_its_order(tmp_path: Path)
 def test_a_step_that_is_done_again_takes_the_place_of_what_came_after_it(tmp_path: Path) -> None:
     for step in range(4):
         keep(tmp_path, step, [made(step, step)])
+        keep_measured(tmp_path, step, 3, [Measured(f"group/{step}", 0, 0.0, ())])
     keep(tmp_path, 1, [made(1, 10)])
     assert [rollout.index for rollout in read(tmp_path)[0]] == [10, 0]
+    # Fewer ranks may measure it this time.
+    assert [len(measured_in(tmp_path, step)) for step in range(4)] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, None, {"score": 1.0}])
@@ -82,7 +86,7 @@ def test_a_failure_is_no_reward(tmp_path: Path) -> None:
 
 
 def test_files_that_are_damaged_are_named_and_cost_no_other(tmp_path: Path) -> None:
-    for step in range(5):
+    for step in range(6):
         keep(tmp_path, step, [made(step, index) for index in range(50)])
     paths = sorted((tmp_path / FOLDER).iterdir())
     whole = paths[1].read_bytes()
@@ -91,10 +95,11 @@ def test_files_that_are_damaged_are_named_and_cost_no_other(tmp_path: Path) -> N
     flipped[len(flipped) // 2] ^= 0xFF
     paths[2].write_bytes(flipped)
     paths[3].write_bytes(zstandard.compress(b'{"step": 3, "colour": "red"}\n'))
+    paths[4].write_bytes(zstandard.compress(b"[" * 100_000))
     rollouts, damaged = read(tmp_path)
-    assert {rollout.step for rollout in rollouts} == {0, 4}
-    assert len(damaged) == 3
-    for path, text in zip(reversed(paths[1:4]), damaged, strict=True):
+    assert {rollout.step for rollout in rollouts} == {0, 5}
+    assert len(damaged) == 4
+    for path, text in zip(reversed(paths[1:5]), damaged, strict=True):
         assert str(path) in text and "remove it" in text
 
 

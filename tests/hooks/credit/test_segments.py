@@ -87,6 +87,13 @@ def test_records_that_do_not_lead_back_to_the_start_have_no_state_lag():
     assert [segment.lags[2] for segment in segments_of(record, NOW)] == [0] * 7
 
 
+def test_states_of_an_environment_that_started_anew_have_no_lag_of_their_own():
+    record = rollout()
+    # As where no earlier state could be restored: its first snapshot has no parent, though two turns led to it.
+    record.snapshots["s2"] = dataclasses.replace(record.snapshots["s2"], parent=None)
+    assert segments_of(record, NOW)[-1].lags[2] == 4, "that of the last state that is known"
+
+
 def test_what_lies_before_the_anchor_is_shared():
     record = rollout()
     record.anchor = Anchor("s1", 5)
