@@ -9,6 +9,7 @@ from rich.text import Text
 
 from midstream.cli.blame_of_run import FoundRun
 from midstream.cli.units import columns
+from midstream.hooks.credit.blame import Blame
 from midstream.hooks.credit.kept import KeptRollout
 from midstream.hooks.credit.measured import Measured
 from midstream.local.report import words
@@ -24,17 +25,19 @@ LIST_HEADER = (
     "status",
     "tokens",
     "turns",
-    "lag",
-    "token",
-    "environment",
+    "resumes",
+    "first token",
+    "oldest token",
+    "oldest write",
     "paths",
+    "versions",
 )
 ROW_HEADER = ("version", "turn", "change", "size", "share", "path")
 RIGHT = {"version", "turn", "size", "share"}
 
 
 def print_list(runs: Sequence[FoundRun], console: Console | None = None) -> None:
-    """A line for each rollout; to stdout where no console is given."""
+    """A line for each rollout, its lags in policy versions; to stdout where no console is given."""
     console = console or _console()
     for run in runs:
         console.print(Text(words.printable(str(run.run_dir)), style="bold"), soft_wrap=True)
@@ -71,11 +74,19 @@ def _line(rollout: KeptRollout) -> tuple[str, ...]:
         rollout.status,
         words.count(rollout.tokens),
         words.count(rollout.turns),
+        words.count(rollout.resumes),
         words.count(lags.trajectory),
         words.count(lags.token),
         words.count(lags.environment),
-        words.MISSING if rollout.blame.unknown is not None else words.count(rollout.blame.paths),
+        *_written(rollout.blame),
     )
+
+
+def _written(blame: Blame) -> tuple[str, str]:
+    """How many paths differ from the task's start, and how many versions wrote them."""
+    if blame.unknown is not None:
+        return words.MISSING, words.MISSING
+    return words.count(blame.paths), words.count(len(blame.shares))
 
 
 def _print_parts(parts: Sequence[Part], console: Console) -> None:

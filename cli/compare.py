@@ -48,6 +48,7 @@ def compare(
       continue  resume what is unfinished, tokens and environment, where it was
       rewind    resume it from before what too old policies did to its environment (only on request)
       anchor    fork its group anew from the member that came furthest (only on request)
+      anchored  the same, with advantages that compare continuations of one state (only on request)
       ladder    resume it while it is young, then fork, then go back (only on request)
       naive     tokens go on but the environment starts anew (only on request: it shows the damage)
 
@@ -81,9 +82,13 @@ def compare(
     from midstream.cli.progress import progress_on_stderr
     from midstream.conf.compose import compose_runs
 
-    configs = compose_runs([*overrides, *_as_overrides(strategies, steps, seed, run_dir, tasks)])
+    words = [*overrides, *_as_overrides(strategies, steps, seed, run_dir, tasks)]
+    if resume and not any(word.lstrip("+").startswith("run_dir=") for word in words):
+        raise click.UsageError("--resume needs --run-dir: which comparison is to go on?")
+    configs = compose_runs(words)
     _check_run_dir(configs, resume)
     _check_tasks(configs)
+    _check_parts(configs)
     if dry_run:
         click.echo(_resolved(configs, as_json))
         return FINE
@@ -166,6 +171,13 @@ def _check_tasks(configs: "Mapping[str, JobConfig]") -> None:
         check = getattr(find_factory(config.midstream), "check_task", None)
         if config.tasks.path is not None:
             load_tasks(config.tasks.path, check)
+
+
+def _check_parts(configs: "Mapping[str, JobConfig]") -> None:
+    """Import hooks and policies now: a wrong name should be known before anything is started."""
+    from midstream.local.parts import check_parts
+
+    check_parts(configs)
 
 
 def _resolved(configs: "Mapping[str, JobConfig]", as_json: bool) -> str:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,12 @@ class FoundRun:
 
     @property
     def is_degraded(self) -> bool:
-        return self.journal.is_damaged or bool(self.missing)
+        return self.journal.is_damaged or bool(self.missing or self.lost_packs)
+
+    @property
+    def lost_packs(self) -> frozenset[str]:
+        """Files of the store that are gone, with the contents of snapshots in them."""
+        return frozenset() if self.presence is None else self.presence.lost_packs
 
     def lag(self, group: GroupStatus) -> int | None:
         """How many policy versions its oldest token is behind the newest that the journal shows."""
@@ -70,6 +75,7 @@ class FoundRun:
                 "waiting": sorted(snapshots_of(waiting)),
                 "in_use": len(journal.snapshots_in_use),
                 "missing": None if self.presence is None else sorted(self.missing),
+                "lost_packs": None if self.presence is None else sorted(self.lost_packs),
             },
             "checkpoints": list(journal.checkpoints),
             "journal_bytes": journal.file_bytes,
@@ -110,7 +116,7 @@ def _look_at(run_dir: Path, buffer: Path, store: Path | None) -> FoundRun:
     if presence is not None and presence.missing:
         # A job drops a snapshot once the journal does not refer to it any more: look again.
         journal = status_of(buffer)
-        presence = Presence(presence.missing & journal.snapshots_in_use, presence.bytes)
+        presence = replace(presence, missing=presence.missing & journal.snapshots_in_use)
     return FoundRun(run_dir, journal, holder_of(buffer), store, presence)
 
 

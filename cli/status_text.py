@@ -108,8 +108,15 @@ def _snapshot_facts(run: FoundRun) -> str:
     text = f"{waiting:,} of what waits, {in_use:,} in use"
     if run.presence is None:
         return f"{text}; no store at {printable(str(run.store))}: name it with --store" if in_use else text
-    if not run.missing:
+    if run.lost_packs:
+        text += (
+            f"; {len(run.lost_packs):,} files of contents are GONE from {printable(str(run.store))}: rollouts that rest"
+            " on them go back before what they held"
+        )
+    elif not run.missing:
         return text + ", all in the store"
+    if not run.missing:
+        return text
     named = ", ".join(map(printable, sorted(run.missing)[:3]))
     more = ", …" if len(run.missing) > 3 else ""
     return (

@@ -1,14 +1,14 @@
 """From Hydra overrides to a checked configuration, and from there to a file in the run directory."""
 
+import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -32,6 +32,47 @@ def compose(overrides: Iterable[str] = ()) -> JobConfig:
         ConfigError: an override that cannot be read, an unknown key, group or strategy, a wrong type, a value
             out of range, or settings that contradict each other.
     """
+    config = validate(JobConfig, _composed(overrides))
+    _check_strategies(config.strategies)
+    return config
+
+
+def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
+    """One configuration for each of the compared strategies, in their order, all in the same run directory.
+
+    Raises:
+        ConfigError: as `compose`; what only some of the strategies cannot live with is told with their names.
+    """
+    overrides = list(overrides)
+    shared = _composed(overrides)
+    names = shared.get("strategies")
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        names = compose(overrides).strategies  # says what is wrong with them
+    _check_strategies(names)
+    _check_policy(overrides, names)
+    here = f"run_dir={_quoted(str(shared.get('run_dir')))}"
+    # Each run has a folder of its own, whatever an override says.
+    own = "midstream.run_dir='${run_dir}/${strategy}'"
+    runs: dict[str, JobConfig] = {}
+    faults: dict[str, tuple[Problem, ...]] = {}
+    for name in names:
+        try:
+            runs[name] = compose([*overrides, here, own, f"strategy={name}"])
+        except ConfigError as error:
+            faults[name] = error.problems
+    if faults:
+        raise ConfigError(_of_all_or_some(faults, len(names)))
+    return runs
+
+
+def known_strategies() -> list[str]:
+    """The files of the config group `strategy`, by name."""
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        return list(GlobalHydra.instance().config_loader().get_group_options("strategy"))
+
+
+def _composed(overrides: Iterable[str]) -> dict[str, Any]:
+    """What Hydra makes of the overrides, unchecked. Raises ConfigError where it makes nothing."""
     OmegaConf.register_new_resolver("midstream.scaled", _scaled, replace=True)
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -42,29 +83,26 @@ def compose(overrides: Iterable[str] = ()) -> JobConfig:
             values = OmegaConf.to_container(composed, resolve=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError([_composition_problem(error, parsed)]) from error
-        config = validate(JobConfig, values)
-        _check_strategies(config.strategies, loader)
-    return config
+    assert isinstance(values, dict)  # of a mapping Hydra makes nothing else
+    return {str(key): value for key, value in values.items()}
 
 
-def compose_runs(overrides: Iterable[str] = ()) -> dict[str, JobConfig]:
-    """One configuration for each of the compared strategies, in their order, all in the same run directory.
-
-    Raises:
-        ConfigError: as `compose`; settings that only one of the strategies cannot live with included.
-    """
-    overrides = list(overrides)
-    shared = compose(overrides)
-    here = f"run_dir={_quoted(str(shared.run_dir))}"
-    # Each run has a folder of its own, whatever an override says.
-    own = "midstream.run_dir='${run_dir}/${strategy}'"
-    return {name: compose([*overrides, here, own, f"strategy={name}"]) for name in shared.strategies}
+def _of_all_or_some(faults: Mapping[str, Sequence[Problem]], strategies: int) -> Iterator[Problem]:
+    """Problems that all strategies have, once; and those of some, with their names."""
+    for problem in {str(problem): problem for problems in faults.values() for problem in problems}.values():
+        whose = [name for name, problems in faults.items() if problem in problems]
+        if len(whose) == strategies:
+            yield problem
+        else:
+            yield dataclasses.replace(problem, fix=f"{problem.fix} (strategy {', '.join(whose)})")
 
 
-def known_strategies() -> list[str]:
-    """The files of the config group `strategy`, by name."""
-    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-        return list(GlobalHydra.instance().config_loader().get_group_options("strategy"))
+def _check_policy(overrides: Iterable[str], strategies: Sequence[str]) -> None:
+    """A policy that is set for all strategies makes them one, under several names."""
+    for override in map(_parse, overrides):
+        if override.key_or_group == "midstream.resume_policy" and len(strategies) > 1:
+            fix = f"each of {', '.join(strategies)} has its own: name one strategy, whose place it takes"
+            raise ConfigError([Problem("midstream.resume_policy", override.value(), fix)])
 
 
 def layer_config(values: object) -> LayerConfig:
@@ -141,8 +179,8 @@ def _composition_problem(error: Exception, overrides: Iterable[Override]) -> Pro
     return Problem("overrides", [override.input_line for override in overrides], _first_line(error))
 
 
-def _check_strategies(strategies: Iterable[str], loader: ConfigLoader) -> None:
-    known = loader.get_group_options("strategy")
+def _check_strategies(strategies: Iterable[str]) -> None:
+    known = known_strategies()
     unknown = [name for name in strategies if name not in known]
     if unknown:
         raise ConfigError(Problem("strategies", name, _fix_unknown_option(name, known)) for name in unknown)

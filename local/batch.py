@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 
 from midstream.buffers.rollout import PartialRollout
-from midstream.hooks.slime.credit import NOTE_KEY
+from midstream.hooks.slime.credit_flags import NOTE_KEY
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.rewards import post_process
 from midstream.local.sample import Sample

@@ -5,18 +5,20 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
+from midstream.buffers.journal.errors import JournalError, JournalInUse
+from midstream.buffers.journal.lock import DirectoryLock
 from midstream.conf.compose import write_resolved
 from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import JobConfig
 from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.protocol import find_factory
 from midstream.envs.tasks import load_tasks
-from midstream.hooks.slime.host import load_function
 from midstream.local.args import checkpoints_of, slime_args
 from midstream.local.attached import AttachedServer
 from midstream.local.checkpoint import Checkpoints
@@ -24,6 +26,7 @@ from midstream.local.events import EVENTS_FOLDER, EventWriter, read_run
 from midstream.local.job import Run
 from midstream.local.machine import describe_machine
 from midstream.local.model.checkpoint import build_hf_checkpoint
+from midstream.local.parts import check_parts
 from midstream.local.progress import Progress
 from midstream.local.report.page import write_report
 from midstream.local.resume import (
@@ -40,6 +43,7 @@ from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.warm_start import warm_start
 
 RESULT_FILE = "compare.json"
+LOCK_FILE = "compare.lock"
 
 
 def compare(
@@ -55,7 +59,9 @@ def compare(
     under way goes on at its last checkpoint, or at its beginning where it has none.
 
     Raises:
-        ConfigError: ``run_dir`` holds another comparison, or, to be resumed, one with other settings or none.
+        ConfigError: ``run_dir`` holds another comparison, or, to be resumed, one with other settings or none; or
+            it cannot be written.
+        JournalInUse: another comparison runs there.
         TasksError: the tasks cannot be used; nothing has been started.
         ServerError: the server cannot be started, or died too often.
     """
@@ -65,10 +71,27 @@ def compare(
         check_resumable(runs)
     else:
         refuse_used(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    check_parts(runs)
+    with closing(_taken(run_dir)):
+        return _compare(runs, progress, command)
+
+
+def _taken(run_dir: Path) -> DirectoryLock:
+    """The run directory, there and nobody else's. Raises JournalInUse, ConfigError where it cannot be written."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return DirectoryLock(run_dir, LOCK_FILE)
+    except JournalInUse:
+        raise
+    except (OSError, JournalError) as error:
+        fix = f"name a directory that can be made and written ({error})"
+        raise ConfigError([Problem("run_dir", str(run_dir), fix)]) from error
+
+
+def _compare(runs: Mapping[str, JobConfig], progress: Progress, command: Sequence[str]) -> dict[str, Any]:
+    shared = next(iter(runs.values()))
+    run_dir = shared.run_dir
     tasks, held_out = _tasks(shared, run_dir), _held_out(shared, run_dir)
-    for config in runs.values():
-        _check_hooks(config)
     for config in runs.values():
         write_resolved(config, strategy_dir(config) / CONFIG_FILE)
     pending = [config for config in runs.values() if not has_ended(strategy_dir(config))]
@@ -98,19 +121,6 @@ def compare(
                 progress.close()
                 result = _publish(run_dir, runs)
     return result
-
-
-def _check_hooks(config: JobConfig) -> None:
-    """Import every hook now: a wrong path should be known before anything is started."""
-    for key, path in config.rollout.model_dump().items():
-        if not key.endswith("_path") or path is None:
-            continue
-        try:
-            load_function(path)
-        except ImportError as error:
-            raise ConfigError(
-                [Problem(f"rollout.{key}", path, f"name a function that exists ({error})")]
-            ) from error
 
 
 def run_strategy(

@@ -13,6 +13,10 @@ CONFIG_FILE = "config.yaml"
 
 # Where the directory lies and how it is named may have changed since.
 _PLACES = ("run_dir", "midstream.run_dir")
+# What a slow or crowded machine asks for, and no result depends on.
+_OF_THE_MACHINE = (
+    "server.port", "server.launch_timeout_s", "server.stop_timeout_s", "server.restart_limit", "server.threads",
+)  # fmt: skip
 
 
 def strategy_dir(config: JobConfig) -> Path:
@@ -62,7 +66,7 @@ def _differences(path: Path, config: JobConfig) -> Iterator[Problem]:
     before = dict(_flat(read_resolved(path)))
     now = dict(_flat(config.model_dump(mode="json")))
     for key in sorted(before.keys() | now.keys()):
-        if key not in _PLACES and before.get(key) != now.get(key):
+        if key not in (*_PLACES, *_OF_THE_MACHINE) and before.get(key) != now.get(key):
             yield Problem(
                 key, now.get(key), f"use {before.get(key)!r} as in {path}: a run is resumed with its settings"
             )

@@ -49,9 +49,12 @@ def holder_of(directory: Path) -> Holder | None:
 class DirectoryLock:
     """Held from its making until ``close``, or until the process ends in any way."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises JournalInUse where another job holds it, JournalError where the directory cannot be written."""
-        path = self._path = directory / NAME
+    def __init__(self, directory: Path, name: str = NAME) -> None:
+        """`name` is the file that stands for it.
+
+        Raises JournalInUse where another job holds it, JournalError where the directory cannot be written.
+        """
+        path = self._path = directory / name
         self._fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

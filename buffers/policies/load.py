@@ -5,6 +5,7 @@ from typing import Any
 
 from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.policies.builtin import MAKERS
+from midstream.conf.errors import ConfigError, Problem
 from midstream.conf.schema import LayerConfig
 
 _KEY = "midstream.resume_policy"
@@ -14,7 +15,7 @@ def load_policy(layer: LayerConfig) -> Policy:
     """The policy that ``layer.resume_policy`` names, with its own parameters.
 
     Raises:
-        ValueError: a ``module:Class`` that is not there, is no ``Policy``, or does not take
+        ConfigError: a ``module:Class`` that is not there, is no ``Policy``, or does not take
             ``policies.custom``.
     """
     name = layer.resume_policy
@@ -26,9 +27,9 @@ def load_policy(layer: LayerConfig) -> Policy:
         policy = policy_class(**parameters)
     except TypeError as error:
         fix = f"give its class what it takes under midstream.policies.custom, now {parameters} ({error})"
-        raise ValueError(f"{_KEY}: got {name!r}; {fix}") from error
+        raise ConfigError([Problem(_KEY, name, fix)]) from error
     if not isinstance(policy.cut_off, CutOff):
-        raise ValueError(f"{_KEY}: got {name!r}; its cut_off is {policy.cut_off!r}, use a member of CutOff")
+        raise ConfigError([Problem(_KEY, name, f"its cut_off is {policy.cut_off!r}, use a member of CutOff")])
     policy.name = name
     return policy
 
@@ -41,12 +42,12 @@ def _policy_class(name: str) -> type[Policy]:
         missing = error.name or ""
         if not f"{module_name}.".startswith(f"{missing}."):
             raise  # the module is there and misses something of its own
-        fix = f"there is no module {missing!r}: install it or put it on PYTHONPATH"
-        raise ValueError(f"{_KEY}: got {name!r}; {fix}") from error
+        fix = f"there is no module {missing!r}: install it, or put its folder on PYTHONPATH"
+        raise ConfigError([Problem(_KEY, name, fix)]) from error
     found: Any = getattr(module, attribute, None)
     if found is None:
-        raise ValueError(f"{_KEY}: got {name!r}; {module_name!r} has no class {attribute!r}")
+        raise ConfigError([Problem(_KEY, name, f"{module_name!r} has no class {attribute!r}")])
     if not (isinstance(found, type) and issubclass(found, Policy)):
         fix = "derive it from midstream.buffers.policies.base.Policy"
-        raise ValueError(f"{_KEY}: got {name!r}; {fix}")
+        raise ConfigError([Problem(_KEY, name, fix)])
     return found

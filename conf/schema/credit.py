@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from midstream.conf.errors import Problem, refuse
 from midstream.conf.schema.base import Section
-from midstream.conf.schema.policies import BUILT_IN
+from midstream.conf.schema.policies import BUILT_IN, FORKS
 
 EstimatorName = Literal[
     "grpo",
@@ -24,7 +24,6 @@ SETS_ADVANTAGE = ("grpo", "telescoped", "anchored", "anchored_shrunk", "state_ha
 NEEDS_FORKS = ("telescoped", "anchored", "anchored_shrunk")
 NEEDS_TRAINER = ("telescoped", "anchored", "anchored_shrunk", "state_hash", "lag_decay", "prefix_is")
 """Estimators that give tokens of one rollout different advantages, which only the trainer's hook can."""
-_FORKS = ("anchor", "ladder")
 
 
 class LagDecayConfig(Section):
@@ -87,7 +86,7 @@ def _list_problems(names: list[EstimatorName]) -> list[Problem]:
 def credit_problems(policy: str, credit: CreditConfig) -> Iterator[Problem]:
     """An estimator that compares continuations needs a policy that forks; one of the user's own may."""
     for name in credit.estimators:
-        if name in NEEDS_FORKS and policy in BUILT_IN and policy not in _FORKS:
+        if name in NEEDS_FORKS and policy in BUILT_IN and policy not in FORKS:
             fix = (
                 f"set midstream.resume_policy=anchor or ladder, since {policy} forks no group, or use state_hash, "
                 "which needs no forks"

@@ -22,6 +22,8 @@ BUILT_IN: Mapping[str, CutOffWord] = {
     "naive": "kept",
 }
 """The built-in policies, and what each does to a rollout at the moment that it is cut off."""
+FORKS = ("anchor", "ladder")
+"""Those that make continuations of one state of a group."""
 
 
 def comes_back(policy: str) -> bool | None:

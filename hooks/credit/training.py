@@ -87,3 +87,26 @@ def weights_of(notes: Sequence[Note], device: torch.device) -> Tensor | None:
         return None
     weights = [w for note in notes for w in note.weights or [1.0] * len(note.lengths)]
     return torch.tensor(weights, device=device)
+
+
+def credit_metrics(
+    given: Tensor, changed: Tensor, mask: Tensor, prefix_weights: Tensor | None, bound: float
+) -> dict[str, float]:
+    """What estimators did to the host's advantages `given`, over the tokens in the loss; all are [T].
+
+    `prefix_weights` are those of `prefix_is`, None where it has no part.
+    """
+    trained = mask > 0
+    before, after = given[trained], changed[trained]
+    weights = torch.ones(1) if prefix_weights is None else prefix_weights[trained]
+    size = before.abs().sum()
+    return {
+        "credit/changed": _mean((before != after).double()),
+        "credit/size": float(after.abs().sum() / size) if size else 0.0,
+        "credit/prefix_weight_mean": _mean(weights),
+        "credit/prefix_weight_bounded": 0.0 if prefix_weights is None else _mean((weights >= bound).double()),
+    }
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0

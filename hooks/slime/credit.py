@@ -11,56 +11,21 @@ from midstream.hooks.credit.estimators.prefix_is import prefix_is
 from midstream.hooks.credit.measured import measured
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.ratios import Ratios, ratio_metrics, ratios_of
-from midstream.hooks.credit.training import Segments, advantages_of, segments_of, weights_of
+from midstream.hooks.credit.training import Segments, advantages_of, credit_metrics, segments_of, weights_of
+from midstream.hooks.slime.credit_flags import NOTE_KEY
 from midstream.hooks.slime.keeping import keep_measurements
 from midstream.hooks.slime.parallel import Ranks
 from midstream.hooks.slime.settings import layer_of
 
-NOTE_KEY = "round_number"
-"""Of the keys that the host carries from a sample's metadata to the trainer, the one that it takes from any sample."""
-_HOOK = "midstream.hooks.slime.credit.apply_credit"
-_SPREADS_REWARDS = ("grpo", "gspo", "cispo")
-
 RolloutData = dict[str, Any]
-
-
-def takes_notes(args: Namespace) -> bool:
-    """Whether the trainer's hook is there to take the notes of samples out again.
-
-    A hook of the user's own is trusted to call ours where an estimator needs it.
-    """
-    path = getattr(args, "rollout_data_postprocess_path", None)
-    return path == _HOOK or (path is not None and layer_of(args).credit.needs_trainer)
-
-
-def check_credit(args: Namespace) -> None:
-    """Raise ValueError where flags of the host contradict the estimators."""
-    credit = layer_of(args).credit
-    names = ", ".join(credit.estimators)
-    if credit.estimators != ["grpo"] and getattr(args, "custom_reward_post_process_path", None) is None:
-        raise ValueError(
-            f"midstream.credit.estimators {names}: add --custom-reward-post-process-path "
-            "midstream.hooks.slime.rewards.post_process"
-        )
-    if credit.needs_trainer and getattr(args, "rollout_data_postprocess_path", None) is None:
-        raise ValueError(
-            f"midstream.credit.estimators {names}: add --rollout-data-postprocess-path {_HOOK}; a host without that "
-            "flag can do grpo and mask_prefix"
-        )
-    if takes_notes(args) and getattr(args, "log_multi_turn", False):
-        raise ValueError(
-            f"--log-multi-turn reads what carries midstream's notes to the trainer: leave it out, or {_HOOK}"
-        )
-    if credit.advantage not in (None, "grpo"):
-        _check_replaces(args, credit)
 
 
 def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) -> None:
     """Take the notes out of the rollout data, and apply the estimators to its ``advantages``.
 
     Runs after the host's estimator and its whitening, on every rank. Where there are no advantages, as on pipeline
-    stages before the last, that is all. Adds ``staleness/...``: a number for each sample, which the host logs as
-    their mean.
+    stages before the last, that is all. Adds ``staleness/...`` and ``credit/...``: a number for each sample,
+    which the host logs as their mean.
 
     Raises:
         NoteError: a note does not fit its tokens.
@@ -91,17 +56,22 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     ratios = _ratios(rollout_data, segments, mask, ranks)
     if ratios is not None:
         _check_finite("a log-prob", ratios.sums, segments.samples, notes)
-    flat = _replaced(args, notes, segments, torch.cat(advantages), mask, ranks)
+    given = torch.cat(advantages)
+    flat = _replaced(args, notes, segments, given, mask, ranks)
     of_segments = weights_of(notes, device)
     if of_segments is not None:
         flat = flat * of_segments.to(flat.dtype)[segments.of_tokens]
-    if "prefix_is" in credit.estimators:
-        flat = flat * _prefix_weights(credit, segments, ratios).to(flat.dtype)
+    weights = _prefix_weights(credit, segments, ratios) if "prefix_is" in credit.estimators else None
+    if weights is not None:
+        flat = flat * weights.to(flat.dtype)
     _check_finite("an advantage", flat * mask, segments.samples[segments.of_tokens], notes)
     rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
     if ratios is not None and ranks.is_first:
         keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
-    for name, value in ratio_metrics(segments, ratios).items():
+    metrics = ratio_metrics(segments, ratios) | credit_metrics(
+        given, flat, mask, weights, credit.prefix_is.bound
+    )
+    for name, value in metrics.items():
         rollout_data[name] = [value] * len(notes)
 
 
@@ -151,19 +121,4 @@ def _check_finite(what: str, values: Tensor, samples: Tensor, notes: list[Note])
         raise ValueError(
             f"{what} of rollout {notes[int(broken[0])].key} is not finite: look for log-probs or rewards that are not "
             "in the samples of this step"
-        )
-
-
-def _check_replaces(args: Namespace, credit: CreditConfig) -> None:
-    estimator = getattr(args, "advantage_estimator", "grpo")
-    if estimator not in _SPREADS_REWARDS:
-        raise ValueError(
-            f"midstream.credit.estimators {credit.advantage} takes the place of rewards spread over the tokens: "
-            f"--advantage-estimator {estimator} makes its own; use one of {', '.join(_SPREADS_REWARDS)}, or lag_decay "
-            "and prefix_is, which weigh any"
-        )
-    if getattr(args, "use_opd", False) and getattr(args, "normalize_advantages", False):
-        raise ValueError(
-            f"midstream.credit.estimators {credit.advantage} cannot tell distillation from rewards after "
-            "--normalize-advantages: leave out one of it, --use-opd and that"
         )

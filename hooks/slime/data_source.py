@@ -12,7 +12,7 @@ from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
-from midstream.hooks.slime.credit import check_credit
+from midstream.hooks.slime.credit_flags import check_credit
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import (
     SampleMember,

@@ -7,7 +7,7 @@ from typing import Any
 from midstream.hooks.credit.estimates import Estimates, estimates_of
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.segments import batch_of
-from midstream.hooks.slime.credit import NOTE_KEY, takes_notes
+from midstream.hooks.slime.credit_flags import NOTE_KEY, takes_notes
 from midstream.hooks.slime.earned import Batch, earned_by, newest_version
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.settings import credit_counts_of, engine_of, layer_of

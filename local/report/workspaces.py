@@ -60,7 +60,7 @@ class Workspaces:
 
 
 def read_workspaces(run_dir: Path, strategy: str) -> Workspaces:
-    """Those in which the oldest writes survive: by the largest lag of the environment, then by the mean one."""
+    """Those of several versions first, then by the largest lag of the environment, then by the mean one."""
     damaged: list[str] = []
     kept = 0
 
@@ -155,8 +155,8 @@ def _remarks(rollout: KeptRollout) -> Iterator[str]:
         yield f"The agent made going on impossible: {words.printable(rollout.fault)}."
 
 
-def _age(rollout: KeptRollout) -> tuple[int, float]:
-    return rollout.lags.environment, rollout.blame.mean_lag(rollout.version)
+def _age(rollout: KeptRollout) -> tuple[bool, int, float]:
+    return len(rollout.blame.shares) > 1, rollout.lags.environment, rollout.blame.mean_lag(rollout.version)
 
 
 def _lag(rollout: KeptRollout, version: int | None) -> int | None:

@@ -247,6 +247,18 @@ def test_a_snapshot_that_is_missing_is_named_and_degraded(
     assert code == 3 and found["snapshots"]["missing"] == [gone]
 
 
+def test_contents_that_somebody_removed_are_said_and_degraded(
+    capsys: pytest.CaptureFixture[str], run: Path
+) -> None:
+    packs = sorted((run / "snapshots" / "packs").glob("*.pack"))
+    packs[0].unlink()
+    code, out, _ = said(capsys, run)
+    assert code == 3
+    assert "1 files of contents are GONE from" in out
+    code, [found] = told(capsys, run)
+    assert (code, found["snapshots"]["lost_packs"]) == (3, [packs[0].stem])
+
+
 def test_a_store_elsewhere_is_named(capsys: pytest.CaptureFixture[str], run: Path) -> None:
     elsewhere = run.parent / "elsewhere"
     (run / "snapshots").rename(elsewhere)

@@ -75,9 +75,12 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ("job=demoo", "job: got 'demoo'; use one of demo, quick, smoke (did you mean 'demo'?)"),
         (
             "strategy=wiat",
-            "strategy: got 'wiat'; use one of anchor, continue, discard, ladder, naive, restart",
+            "strategy: got 'wiat'; use one of anchor, anchored, continue, discard, ladder, naive, restart",
         ),
-        ("strategies=[wait,contnue]", "strategies: got 'contnue'; use one of anchor, continue, discard"),
+        (
+            "strategies=[wait,contnue]",
+            "strategies: got 'contnue'; use one of anchor, anchored, continue, discard",
+        ),
         ("strategies=[wait,wait]", "strategies: got ['wait', 'wait']; name each strategy once"),
         ("strategies=[]", "strategies: got []; use at least 1 item(s)"),
         ("midstream.resume_policy=resume", "midstream.resume_policy: got 'resume'; use 'wait', 'discard'"),
@@ -222,6 +225,31 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 def test_every_run_of_a_comparison_has_a_folder_of_its_own():
     runs = compose_runs(["midstream.run_dir=/elsewhere", "run_dir=/r", "strategies=[wait,continue]"])
     assert [str(config.midstream.run_dir) for config in runs.values()] == ["/r/wait", "/r/continue"]
+
+
+def test_what_only_some_strategies_cannot_live_with_is_told_with_their_names():
+    credit = "midstream.credit.estimators=[anchored]"
+    assert list(compose_runs(["strategies=[anchor]", credit])) == ["anchor"], (
+        "the base is none that was asked for"
+    )
+    with pytest.raises(ConfigError) as caught:
+        compose_runs(["strategies=[wait,anchor,continue]", credit])
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("midstream.credit.estimators: got 'anchored'; set midstream.resume_policy=anchor")
+    assert (first[-15:], second[-19:]) == ("(strategy wait)", "(strategy continue)")
+    with pytest.raises(
+        ConfigError, match=r"^trainer.lrr: got 3; there is no such key, did you mean trainer.lr\?$"
+    ):
+        compose_runs(["strategies=[wait,continue]", "trainer.lrr=3"])
+
+
+def test_one_policy_for_several_strategies_is_refused():
+    policy = "midstream.resume_policy=a.b:C"
+    assert compose_runs(["strategies=[continue]", policy])["continue"].midstream.resume_policy == "a.b:C"
+    with pytest.raises(
+        ConfigError, match="got 'a.b:C'; each of wait, continue has its own: name one strategy"
+    ):
+        compose_runs(["strategies=[wait,continue]", policy])
 
 
 def test_a_group_of_one_is_refused():

@@ -13,7 +13,8 @@ from midstream.hooks.credit.lines import FOLDER
 from midstream.hooks.credit.measured import measured_in
 from midstream.hooks.credit.note import NoteError
 from midstream.hooks.slime import keeping
-from midstream.hooks.slime.credit import apply_credit, check_credit
+from midstream.hooks.slime.credit import apply_credit
+from midstream.hooks.slime.credit_flags import check_credit
 from midstream.hooks.slime.host import Host, register
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.settings import credit_counts_of, engine_of
@@ -270,6 +271,33 @@ def test_samples_of_one_rollout_may_share_their_metadata(tmp_path: Path):
     assert [part.metadata["round_number"].lengths for part in samples] == [[2], [3]]
     assert shared == {}
     assert [part.loss_mask for part in samples] == [[0, 0], None], "the first is of an older version"
+
+
+def test_metrics_say_what_the_estimators_did(tmp_path: Path):
+    args = args_of(tmp_path, "grpo")
+    data = trainer_data(args, forked_batch(), log_ratio=0.1)
+    apply_credit(args, 0, data)
+    assert (data["credit/changed"], data["credit/size"]) == ([0.0] * 6, [1.0] * 6)
+    assert (data["credit/prefix_weight_mean"], data["credit/prefix_weight_bounded"]) == ([1.0] * 6, [0.0] * 6)
+    args = args_of(tmp_path, "anchored", "prefix_is")
+    data = trainer_data(args, forked_batch(), log_ratio=1.0)
+    apply_credit(args, 0, data)
+    assert data["credit/changed"][0] > 0
+    # Each token in the loss is in a rollout with at least two stale ones, of which another has a ratio of e.
+    assert (data["credit/prefix_weight_mean"][0], data["credit/prefix_weight_bounded"][0]) == (2.0, 1.0)
+
+
+def test_what_costs_more_than_it_says_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    check_credit(args_of(tmp_path, "grpo"))
+    check_credit(args_of(tmp_path, "prefix_is", use_tis=True))
+    check_credit(args_of(tmp_path, "anchored"))
+    assert not caplog.records
+    check_credit(args_of(tmp_path, "prefix_is", use_tis=False))
+    assert "--use-tis is off" in caplog.text
+    args = args_of(tmp_path, "grpo")
+    args.midstream["resume_policy"] = "anchor"
+    check_credit(args)
+    assert "resume_policy anchor forks groups, and grpo compares a prefix with its own" in caplog.text
 
 
 def test_versions_from_the_future_count_as_fresh(tmp_path: Path):
