@@ -44,13 +44,14 @@ VARIANTS: Mapping[str, tuple[str, str]] = {
 }
 QUICK_VARIANTS = ("continue, grpo", "continue, state_hash")
 
-# Of the metrics of each step, what says how stale it was, and how many rollouts had nothing to be compared with.
+# Of the metrics of each step, what says how stale it was, and what the estimators did.
 LOGGED = (
     "staleness/trajectory_mean", "staleness/token_mean", "staleness/env_mean", "staleness/env_max",
     "staleness/env_share_beyond", "staleness/prefix_log_ratio_sq", "staleness/ratio_deviation",
     "staleness/prefix_product_log_mean", "staleness/prefix_product_log_min", "staleness/prefix_product_log_max",
     "staleness/ess_lag_0", "staleness/ess_lag_1", "staleness/ess_lag_2", "staleness/ess_lag_3_4",
-    "staleness/ess_lag_5_8",
+    "staleness/ess_lag_5_8", "credit/changed", "credit/size", "credit/prefix_weight_mean",
+    "credit/prefix_weight_bounded",
 )  # fmt: skip
 KEPT = (
     "status", "steps", "wall_s", "trained_rollouts", "generated_tokens", "wasted_fraction", "resumes",

@@ -1,6 +1,7 @@
 """Staleness of a rollout in policy versions, at three levels.
 
-A lag is the version that would train on the rollout now, minus a recorded one. Its trajectory counts by its
+A lag is the version that would train on the rollout now, minus a recorded one, and never negative: what is newer,
+as after a host has gone back to an earlier checkpoint, counts as fresh. Its trajectory counts by its
 first token, its tokens each by their own, its environment's state by whoever wrote what is there.
 """
 
@@ -36,14 +37,14 @@ def lags(rollout: PartialRollout, version: int) -> Lags:
 
 def trajectory_lag(rollout: PartialRollout, version: int) -> int:
     """Versions between the rollout's first token and ``version``, the policy that trains on it."""
-    return 0 if rollout.dispatch_version is None else version - rollout.dispatch_version
+    return 0 if rollout.dispatch_version is None else max(0, version - rollout.dispatch_version)
 
 
 def token_lags(rollout: PartialRollout, version: int) -> Counter[int]:
     """How many model tokens of the rollout are how many versions older than ``version``."""
     lags: Counter[int] = Counter()
     for span in rollout.spans:
-        lags[version - span.version] += span.end - span.start
+        lags[max(0, version - span.version)] += span.end - span.start
     return lags
 
 
@@ -65,7 +66,7 @@ def state_lags(snapshots: Mapping[str, Snapshot], last: str | None, version: int
     weights: defaultdict[int, float] = defaultdict(float)
     for writer, weight in known.items():
         if writer is not None:
-            weights[version - writer] += weight
+            weights[max(0, version - writer)] += weight
     total = sum(weights.values())
     return {lag: weight / total for lag, weight in weights.items()}
 

@@ -15,7 +15,7 @@ from midstream.buffers.rollout import RecordError
 from midstream.buffers.runs import named_below, runs_with
 from midstream.hooks.credit.kept import KeptRollout, described, has_kept, kept_rollouts
 from midstream.hooks.credit.lines import KeptError
-from midstream.hooks.credit.measured import Measured, measured_in
+from midstream.hooks.credit.measured import Measured, measured_in, rollout_key
 from midstream.hooks.slime.looking import records_in
 
 # Rollouts that wait, and what could not be read.
@@ -54,7 +54,7 @@ class FoundRun:
             return None
         if rollout.step not in self._measured:
             self._measured[rollout.step] = self._measured_in(rollout.step)
-        return self._measured[rollout.step].get(f"{rollout.group_key}/{rollout.index}")
+        return self._measured[rollout.step].get(rollout_key(rollout.group_key, rollout.index))
 
     def _measured_in(self, step: int) -> dict[str, Measured]:
         try:

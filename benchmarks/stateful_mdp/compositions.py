@@ -6,25 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from midstream.hooks.credit import estimates
 from midstream.hooks.credit.batch import Credit, CreditBatch
-from midstream.hooks.credit.estimators.anchored import anchored, anchored_shrunk, telescoped
 from midstream.hooks.credit.estimators.grpo import grpo
 from midstream.hooks.credit.estimators.lag_decay import lag_decay
 from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
 from midstream.hooks.credit.estimators.prefix_is import prefix_is
-from midstream.hooks.credit.estimators.state_hash import state_hash
 
 from .gradients import TIS_BOUND
 from .groups import Groups, Layout, credit_batch
 from .process import Process, expected_gradient
 
-ADVANTAGES: dict[str, Callable[[CreditBatch], Credit]] = {
-    "grpo": grpo,
-    "state_hash": state_hash,
-    "telescoped": telescoped,
-    "anchored": anchored,
-    "anchored_shrunk": anchored_shrunk,
-}
+ADVANTAGES: dict[str, Callable[[CreditBatch], Credit]] = {"grpo": grpo, **estimates.ADVANTAGES}
 # Its baselines are weighed by what the other groups of the batch show; the others look at a group alone.
 POOLS_OVER_GROUPS = frozenset({"anchored_shrunk"})
 

@@ -40,7 +40,7 @@ class LagDecayConfig(Section):
 class PrefixIsConfig(Section):
     """Parameters of `prefix_is`."""
 
-    bound: float = Field(default=2.0, gt=0)
+    bound: float = Field(default=2.0, ge=1)
     """The largest weight. Higher is less biased and varies more."""
 
 

@@ -63,7 +63,7 @@ class Blame:
 
         0 where nothing does. A write that nobody has signed counts as of now.
         """
-        return sum((version - each) * share for each, share in self.shares.items() if each is not None)
+        return sum(max(0, version - each) * share for each, share in self.shares.items() if each is not None)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able values; `from_json` is the inverse."""

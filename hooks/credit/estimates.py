@@ -14,12 +14,13 @@ from midstream.hooks.credit.estimators.lag_decay import lag_decay
 from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
 from midstream.hooks.credit.estimators.state_hash import state_hash
 
-_SETS_ADVANTAGE: Mapping[str, Callable[[CreditBatch], Credit]] = {
+ADVANTAGES: Mapping[str, Callable[[CreditBatch], Credit]] = {
     "telescoped": telescoped,
     "anchored": anchored,
     "anchored_shrunk": anchored_shrunk,
     "state_hash": state_hash,
 }
+"""The estimators that set the advantages, but for `grpo`, which leaves them to the host."""
 
 FALLBACKS = ("without_continuations", "without_strangers", "without_baseline")
 """What a rollout may lack to be compared with: the keys of `fallbacks`."""
@@ -48,13 +49,13 @@ def estimates_of(batch: CreditBatch, config: CreditConfig, *, normalise: bool) -
     """What the estimators of the configuration say, but for `prefix_is`, which only a trainer can measure.
 
     `normalise` divides advantages by a standard deviation of rewards: those of `grpo` by their group's, as hosts do;
-    all others by one for the batch, pooled over its groups, so that groups keep their weights.
+    all others by one for the batch, pooled over the groups whose rewards differ, so that groups keep their weights.
     """
     advantages: Tensor | None = None
     weights: Tensor | None = None
     fallbacks: Mapping[str, int] = {}
     trained = torch.ones(len(batch.rollouts), dtype=torch.bool)
-    estimator = _SETS_ADVANTAGE.get(config.advantage or "")
+    estimator = ADVANTAGES.get(config.advantage or "")
     if estimator is not None:
         credit = estimator(batch)
         advantages, trained, fallbacks = credit.advantages, credit.trained, credit.fallbacks
@@ -70,8 +71,16 @@ def estimates_of(batch: CreditBatch, config: CreditConfig, *, normalise: bool) -
 
 
 def _pooled_deviation(batch: CreditBatch) -> Tensor:
-    """Standard deviation of counted rewards within groups, with n - 1 for each; 1 where there is none."""
+    """Standard deviation of counted rewards within the groups whose rewards differ, with n - 1 for each.
+
+    The others have no part in it: the fewer groups inform, the larger the advantages of those that do would become. 1
+    where there is none.
+    """
     above = group_advantages(batch, normalise=False)
-    freedoms = int(batch.counted.sum()) - len(torch.unique(batch.groups[batch.counted]))
-    deviation = ((above**2).sum() / max(freedoms, 1)).sqrt()
+    _, group = torch.unique(batch.groups, return_inverse=True)
+    size = int(group.max()) + 1 if len(group) else 0
+    squares = torch.zeros(size, dtype=torch.float64).index_add_(0, group, above**2)
+    counts = torch.zeros(size, dtype=torch.float64).index_add_(0, group, batch.counted.double())
+    differ = squares > EPSILON**2
+    deviation = (squares[differ].sum() / (counts[differ] - 1).sum().clamp(min=1)).sqrt()
     return torch.where(deviation > 0, deviation, 1.0)

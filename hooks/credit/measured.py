@@ -15,6 +15,11 @@ from midstream.hooks.credit.ratios import Ratios, prefix_squares
 from midstream.hooks.credit.training import Segments
 
 
+def rollout_key(group_key: str, index: int | None) -> str:
+    """What names a rollout in all that is kept: its group, and the host's index of the sample."""
+    return f"{group_key}/{index}"
+
+
 @dataclass(frozen=True)
 class Measured:
     """How far the policy that trained on a rollout was from those that made it.

@@ -18,7 +18,7 @@ class Note:
         lengths: tokens of each segment; they tile the response.
         versions: the policy version of each, NONE for the environment's.
         at_snapshot: for each whether a turn begins with it, in a state that has a snapshot.
-        group: what the host spreads over all tokens, the reward after the group normalisation.
+        spread: what the host spreads over all tokens: the reward, mostly after a normalisation in its group.
         advantages: what takes its place, None where it stays.
         weights: what advantages are multiplied with, None where nothing changes.
     """
@@ -28,7 +28,7 @@ class Note:
     lengths: Sequence[int]
     versions: Sequence[int]
     at_snapshot: Sequence[bool]
-    group: float
+    spread: float
     advantages: Sequence[float] | None = None
     weights: Sequence[float] | None = None
 

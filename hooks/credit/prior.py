@@ -22,10 +22,13 @@ _ROUNDING = 1e-24
 
 @dataclass(frozen=True)
 class Prior:
-    """[R] The value of the prompt, and the mean squared distance of the means of anchors from theirs, elsewhere."""
+    """[R] The value of the prompt; and of the anchors of other groups that it is learnt from, the mean squared distance
+    of their means from it, and the mean of one over their size, which the noise in that distance grows with.
+    """
 
     prompt: Means
     gap: Tensor
+    inverse_size: Tensor
 
 
 def prior_of(batch: CreditBatch) -> Prior:
@@ -56,6 +59,7 @@ def prior_of(batch: CreditBatch) -> Prior:
     return Prior(
         Means(torch.where(known, intercept + slope * x, 0.0), known.to(torch.int64)),
         squares + intercept**2 + 2 * intercept * slope * mean_x,
+        elsewhere(1 / anchor.count.clamp(min=1).to(torch.float64)),
     )
 
 
@@ -68,7 +72,7 @@ def share_of_state(batch: CreditBatch, prior: Prior) -> Tensor:
     squares = _sum(batch, usable, (batch.rewards - anchor.mean) ** 2)
     freedoms = _sum(batch, usable, (size - 1) / size)
     within = squares / freedoms.clamp(min=_NOTHING)
-    between = (prior.gap - within * _mean(batch, usable, 1 / size)).clamp(min=0)
+    between = (prior.gap - within * prior.inverse_size).clamp(min=0)
     error = within / others.count.clamp(min=1)
     # Where no reward differed from another, there is nothing to learn from.
     nothing = _ROUNDING * _sum(batch, batch.counted, batch.rewards**2)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from midstream.hooks.credit.estimators.prefix_is import prefix_products
 from midstream.hooks.credit.training import Segments
 
 Reduce = Callable[[Tensor], Tensor]
@@ -36,6 +35,21 @@ class Ratios:
     products: Tensor
 
 
+def prefix_products(log_ratios: Tensor, rollouts: Tensor) -> Tensor:
+    """[S] The sum of the log-ratios of all earlier segments of the same rollout.
+
+    ``log_ratios`` [S] is the sum over a segment's own model tokens of log-prob under the policy that is trained,
+    minus the log-prob recorded when the token was made; ``rollouts`` [S] is ascending. Transitions of the
+    environment cancel in the ratio of two policies, so the exponential of this sum is the ratio of the two
+    policies' distributions of what precedes the segment: transcript and environment state together.
+    """
+    before = torch.cumsum(log_ratios, dim=0) - log_ratios
+    is_first = torch.ones_like(rollouts, dtype=torch.bool)
+    is_first[1:] = rollouts[1:] != rollouts[:-1]
+    at_start = before[is_first]
+    return before - at_start[torch.cumsum(is_first, dim=0) - 1]
+
+
 def ratios_of(
     segments: Segments, log_probs: Tensor, recorded: Tensor, mask: Tensor, reduce: Reduce
 ) -> Ratios:
@@ -61,7 +75,11 @@ def prefix_squares(segments: Segments, ratios: Ratios) -> tuple[Tensor, Tensor]:
 
 
 def ratio_metrics(segments: Segments, ratios: Ratios | None) -> dict[str, float]:
-    """Figures of one rank's share of a batch; zeros where nothing is known, and an effective sample size of 1."""
+    """Figures of one rank's share of a batch; zeros where nothing is known, and an effective sample size of 1.
+
+    `staleness/measured` is 1 where log-probs were known, else 0.
+    """
+    measured = float(ratios is not None)
     if ratios is None:
         nothing = torch.zeros_like(segments.of_tokens)
         ratios = ratios_of(segments, nothing, nothing, nothing, lambda sums: sums)
@@ -69,20 +87,17 @@ def ratio_metrics(segments: Segments, ratios: Ratios | None) -> dict[str, float]
     lags = segments.lags[segments.of_tokens][ratios.trained]
     squares, older = prefix_squares(segments, ratios)
     products = ratios.products[segments.at_snapshot]
-    at = (
-        (0.0,)
-        if not len(products)
-        else (products.mean().item(), products.min().item(), products.max().item())
-    )
+    lowest, highest = products.aminmax() if len(products) else (0.0, 0.0)
     return {
+        "staleness/measured": measured,
         "staleness/ratio_mean": _mean(log_ratios.exp()),
         "staleness/ratio_deviation": _mean((log_ratios.exp() - 1).abs()),
         "staleness/log_ratio_sq": _mean(log_ratios**2),
         "staleness/prefix_log_ratio_sq": float((squares * older).sum() / older.sum().clamp(min=1)),
         "staleness/prefix_log_ratio_sq_max": float(squares.max()) if len(squares) else 0.0,
-        "staleness/prefix_product_log_mean": at[0],
-        "staleness/prefix_product_log_min": at[1 % len(at)],
-        "staleness/prefix_product_log_max": at[2 % len(at)],
+        "staleness/prefix_product_log_mean": _mean(products),
+        "staleness/prefix_product_log_min": float(lowest),
+        "staleness/prefix_product_log_max": float(highest),
     } | {
         f"staleness/ess_lag_{name}": effective_sample_size(log_ratios[(low < lags) & (lags <= high)])
         for name, low, high in _lag_bands()

@@ -90,7 +90,7 @@ def batch_of(rollouts: Sequence[Earned]) -> CreditBatch:
         rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64),
         counted=torch.tensor([rollout.counted for rollout in rollouts], dtype=torch.bool),
         groups=_integers(groups[rollout.group] for rollout in rollouts),
-        # All forks of a group descend from the member that its first fork had gone on from.
+        # All forks of a group count as one family: a record does not say from which of several sources it came.
         families=_integers(NONE if r.anchor is None else families[r.group] for r in rollouts),
         anchors=_integers(NONE if r.anchor is None else anchors[r.group, r.anchor] for r in rollouts),
         rollouts=_integers(index for index, _ in segments),

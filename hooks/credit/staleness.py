@@ -21,16 +21,13 @@ def staleness_metrics(
     - `from_the_future`: rollouts with tokens of a version after `version`, as when a host goes on from an earlier
       checkpoint than its buffer; these count as fresh, here and for estimators
     """
-    trajectory = [max(0, trajectory_lag(rollout, version)) for rollout in rollouts]
+    trajectory = [trajectory_lag(rollout, version) for rollout in rollouts]
     tokens: Counter[int] = Counter()
-    future = 0
     for rollout in rollouts:
-        found = token_lags(rollout, version)
-        future += min(found, default=0) < 0
-        for lag, n in found.items():
-            tokens[max(0, lag)] += n
+        tokens += token_lags(rollout, version)
+    future = sum(any(span.version > version for span in rollout.spans) for rollout in rollouts)
     states = [state_lags(rollout.snapshots, rollout.newest_snapshot, version) for rollout in rollouts]
-    means = [sum(max(0, lag) * share for lag, share in lags.items()) for lags in states]
+    means = [sum(lag * share for lag, share in lags.items()) for lags in states]
     beyond = [
         sum(share for lag, share in lags.items() if bound is not None and lag > bound) for lags in states
     ]
@@ -41,7 +38,7 @@ def staleness_metrics(
         "staleness/token_mean": sum(lag * n for lag, n in tokens.items()) / count if count else 0.0,
         "staleness/token_max": float(max(tokens, default=0)),
         "staleness/env_mean": _mean(means),
-        "staleness/env_max": float(max((max(0, lag) for lags in states for lag in lags), default=0)),
+        "staleness/env_max": float(max((lag for lags in states for lag in lags), default=0)),
         "staleness/env_share_beyond": _mean(beyond),
         "staleness/from_the_future": float(future),
     }

@@ -77,8 +77,8 @@ def advantages_of(notes: Sequence[Note], device: torch.device) -> tuple[Tensor, 
     if any(note.advantages is None for note in notes):
         return None
     ours = [value for note in notes for value in note.advantages or ()]
-    group = [note.group for note in notes for _ in note.lengths]
-    return torch.tensor(ours, device=device), torch.tensor(group, device=device)
+    spread = [note.spread for note in notes for _ in note.lengths]
+    return torch.tensor(ours, device=device), torch.tensor(spread, device=device)
 
 
 def weights_of(notes: Sequence[Note], device: torch.device) -> Tensor | None:

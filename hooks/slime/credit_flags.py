@@ -10,7 +10,10 @@ from midstream.hooks.slime.settings import layer_of
 NOTE_KEY = "round_number"
 """Of the keys that the host carries from a sample's metadata to the trainer, the one that it takes from any sample."""
 _HOOK = "midstream.hooks.slime.credit.apply_credit"
-_SPREADS_REWARDS = ("grpo", "gspo", "cispo")
+# Hosts centre rewards in their groups under these, and divide by the deviation under all but the last.
+_CENTRES = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+# Each token's own advantage counts; gspo's ratio is one for the sequence, whose tokens then share one mean advantage.
+_SPREADS_REWARDS = ("grpo", "cispo")
 
 _logger = logging.getLogger(__name__)
 
@@ -22,6 +25,17 @@ def takes_notes(args: Namespace) -> bool:
     """
     path = getattr(args, "rollout_data_postprocess_path", None)
     return path == _HOOK or (path is not None and layer_of(args).credit.needs_trainer)
+
+
+def centres_rewards(args: Namespace) -> bool:
+    """Whether the host would subtract the mean of a group from its rewards."""
+    return getattr(args, "rewards_normalization", True) and _estimator(args) in _CENTRES
+
+
+def divides_rewards(args: Namespace) -> bool:
+    """Whether it would divide them by their deviation, too."""
+    divides = getattr(args, "grpo_std_normalization", True) and _estimator(args) in _CENTRES[:-1]
+    return centres_rewards(args) and divides
 
 
 def check_credit(args: Namespace) -> None:
@@ -42,13 +56,29 @@ def check_credit(args: Namespace) -> None:
         raise ValueError(
             f"--log-multi-turn reads what carries midstream's notes to the trainer: leave it out, or {_HOOK}"
         )
+    if credit.needs_trainer and _estimator(args) == "gspo":
+        raise ValueError(
+            f"midstream.credit.estimators {names}: under --advantage-estimator gspo all tokens of a sample share the "
+            "mean of their advantages; use grpo or cispo, or the estimators grpo and mask_prefix"
+        )
+    if "prefix_is" in credit.estimators and not _computes_log_probs(args):
+        raise ValueError(
+            "midstream.credit.estimators prefix_is needs log-probs that the trainer computes before its loss: add "
+            "--use-tis --get-mismatch-metrics --custom-tis-function-path "
+            "slime.backends.megatron_utils.loss.vanilla_tis_function"
+        )
     if credit.advantage not in (None, "grpo"):
         _check_replaces(args, credit)
     _warn(args, credit)
 
 
 def _check_replaces(args: Namespace, credit: CreditConfig) -> None:
-    estimator = getattr(args, "advantage_estimator", "grpo")
+    estimator = _estimator(args)
+    if getattr(args, "custom_advantage_function_path", None) is not None:
+        raise ValueError(
+            f"midstream.credit.estimators {credit.advantage} takes the place of rewards spread over the tokens, and "
+            "--custom-advantage-function-path sets others: leave out one of the two"
+        )
     if estimator not in _SPREADS_REWARDS:
         raise ValueError(
             f"midstream.credit.estimators {credit.advantage} takes the place of rewards spread over the tokens: "
@@ -75,6 +105,12 @@ def _warn(args: Namespace, credit: CreditConfig) -> None:
             layer.resume_policy,
             credit.advantage or "the host",
         )
+    if set(NEEDS_FORKS) & set(credit.estimators) and not getattr(args, "calculate_per_token_loss", True):
+        _logger.warning(
+            "--calculate-per-token-loss is off: the tokens of samples with few trained ones weigh more, those of "
+            "continuations among them, and what a prefix and its continuations weigh is not what %s assumes",
+            credit.advantage,
+        )
     # Hosts without that flag, as the local job, have each token's own ratio in their loss.
     if (
         "prefix_is" in credit.estimators
@@ -85,3 +121,28 @@ def _warn(args: Namespace, credit: CreditConfig) -> None:
             "prefix_is leaves each token's own ratio to the host, and --use-tis is off: what an old policy made may be "
             "more biased than without; add it, or mask_prefix"
         )
+
+
+def _estimator(args: Namespace) -> str:
+    return str(getattr(args, "advantage_estimator", "grpo"))
+
+
+def _computes_log_probs(args: Namespace) -> bool:
+    """Whether slime's trainer has log-probs of its own when advantages are set.
+
+    It spares itself that pass where a rollout is one optimizer step and nothing else needs them. Hosts without the flag
+    that asks for them always have them.
+    """
+    if not hasattr(args, "get_mismatch_metrics"):
+        return True
+    if args.get_mismatch_metrics:
+        return True
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    needed = (
+        args.kl_coef != 0,
+        args.use_critic,
+        args.keep_old_actor,
+        args.use_opd,
+        args.global_batch_size != samples,
+    )
+    return not args.use_rollout_logprobs and any(needed)

@@ -23,14 +23,16 @@ class Batch:
     whose: list[int]
 
 
-def newest_version(samples: Sequence[Any], served: int | None) -> int:
-    """The policy version that trains on a batch: the one that the engine serves.
+def training_version(samples: Sequence[Any], served: int | None) -> int:
+    """The policy version that trains on a batch: the one that the engine serves, as far as that is known.
 
-    Never older than a token of the batch, since a server may have been updated after it was asked.
+    Tokens of a later version count as its own, and are no reason to call the others older. Where the engine has not
+    answered yet in this process, it is the newest that made a token.
     """
+    if served is not None:
+        return served
     records = [(sample.metadata or {}).get(RECORD_KEY) or {} for sample in samples]
-    made = [span[0] for record in records for span in record.get("spans", ())]
-    return max([served or 0, *made])
+    return max((span[0] for record in records for span in record.get("spans", ())), default=0)
 
 
 def earned_by(samples: Sequence[Any], rewards: Sequence[float], version: int) -> Batch:

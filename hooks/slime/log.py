@@ -6,6 +6,7 @@ from typing import Any
 
 from midstream.buffers.rollout import PartialRollout
 from midstream.hooks.credit.staleness import staleness_metrics
+from midstream.hooks.slime.earned import training_version
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.keeping import keep_rollouts
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
@@ -34,7 +35,7 @@ def log_rollout(
     ledger = ledger_of(args)
     if ledger is not None:
         ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
-    version = engine_of(args).version or 0
+    version = training_version(list(samples_of(samples)), engine_of(args).version)
     not_kept = keep_rollouts(rollout_id, args, samples, version)
     if extra_metrics is not None:
         bound = layer_of(args).bounds.environment

@@ -5,19 +5,21 @@ from argparse import Namespace
 from typing import Any
 
 from midstream.hooks.credit.estimates import Estimates, estimates_of
+from midstream.hooks.credit.measured import rollout_key
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.segments import batch_of
-from midstream.hooks.slime.credit_flags import NOTE_KEY, takes_notes
-from midstream.hooks.slime.earned import Batch, earned_by, newest_version
+from midstream.hooks.slime.credit_flags import NOTE_KEY, centres_rewards, divides_rewards, takes_notes
+from midstream.hooks.slime.earned import Batch, earned_by, training_version
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.settings import credit_counts_of, engine_of, layer_of
 
 
 def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """Subtract each group's mean, and divide by its deviation if ``args.grpo_std_normalization``.
+    """Subtract each group's mean, and divide by its deviation, where the host would.
 
-    The formula is slime's own (deviation with n - 1). Groups are the real ones, by ``group_index``: a
-    batch may hold groups of several sizes. A sample that is out of the loss enters no mean and gets 0.
+    Whether it does either, its flags say; the formula is slime's own (deviation with n - 1). Groups are the real
+    ones, by ``group_index``: a batch may hold groups of several sizes. A sample that is out of the loss enters no
+    mean and gets 0.
 
     What estimators take out of the loss leaves the samples' masks here. What else they say goes with each sample
     to the trainer's hook.
@@ -29,17 +31,18 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
         ValueError: a reward that is not finite, of a sample that is in the loss: it would spoil its whole group.
     """
     raw = [_reward_of(args, sample) for sample in samples]
-    version = newest_version(samples, engine_of(args).version)
+    version = training_version(samples, engine_of(args).version)
     batch = earned_by(samples, raw, version)
     estimates = estimates_of(
         batch_of(batch.rollouts),
         layer_of(args).credit,
-        normalise=getattr(args, "grpo_std_normalization", True),
+        normalise=divides_rewards(args),
     )
     credit_counts_of(args).update(estimates.fallbacks)
-    group = [float(value) for value in estimates.group]
-    _write(samples, batch, estimates, version, with_notes=takes_notes(args))
-    return raw, [group[rollout] for rollout in batch.whose]
+    of_rollouts = [float(value) for value in estimates.group]
+    spread = [of_rollouts[rollout] for rollout in batch.whose] if centres_rewards(args) else raw
+    _write(samples, spread, batch, estimates, version, with_notes=takes_notes(args))
+    return raw, spread
 
 
 def _reward_of(args: Namespace, sample: Any) -> float:
@@ -52,8 +55,16 @@ def _reward_of(args: Namespace, sample: Any) -> float:
     return reward
 
 
-def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int, *, with_notes: bool) -> None:
-    """Mask what is not trained, and attach the notes."""
+def _write(
+    samples: list[Any],
+    spread: list[float],
+    batch: Batch,
+    estimates: Estimates,
+    version: int,
+    *,
+    with_notes: bool,
+) -> None:
+    """Mask what is not trained, and attach the notes; `spread` is what the host gives to all tokens of each sample."""
     at = 0
     for position, segments in zip(batch.samples, batch.segments, strict=True):
         sample, here = samples[position], slice(at, at + len(segments))
@@ -69,12 +80,12 @@ def _write(samples: list[Any], batch: Batch, estimates: Estimates, version: int,
         if with_notes:
             advantages = estimates.advantages
             note = Note(
-                key=f"{key_of(sample)}/{sample.index}",
+                key=rollout_key(key_of(sample), sample.index),
                 version=version,
                 lengths=[segment.length for segment in segments],
                 versions=[segment.version for segment in segments],
                 at_snapshot=[segment.at_snapshot for segment in segments],
-                group=float(estimates.group[batch.whose[position]]),
+                spread=spread[position],
                 advantages=None if advantages is None else advantages[here].tolist(),
                 weights=None if estimates.weights is None else estimates.weights[here].tolist(),
             )

@@ -160,7 +160,7 @@ def _age(rollout: KeptRollout) -> tuple[bool, int, float]:
 
 
 def _lag(rollout: KeptRollout, version: int | None) -> int | None:
-    return None if version is None else rollout.version - version
+    return None if version is None else max(0, rollout.version - version)
 
 
 def _number(value: int | None) -> str:

@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from midstream.hooks.slime.credit import apply_credit
 from midstream.local.batch import convert
-from tests.hooks.credited import args_of, forked_batch, zigzag_shares
+from tests.hooks.credited import args_of, forked_batch, rollout, sample, zigzag_shares
 
 FLAGS = {
     "advantage_estimator": "grpo",
@@ -44,7 +45,10 @@ def test_the_hook_gives_slimes_trainer_what_it_gives_ours(
         )
     args = args_of(tmp_path, *ESTIMATORS, normalize_advantages=whitened)
     data = convert(args, forked_batch())
-    data["log_probs"] = [[value + 0.1 for value in values] for values in data["rollout_log_probs"]]
+    # A log-ratio of its own for each token, so that one that is taken for another shows.
+    data["log_probs"] = [
+        [v + 0.05 * at for at, v in enumerate(values)] for values in data["rollout_log_probs"]
+    ]
     found = in_slime(repository, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks})
 
     ours = {**data, "loss_masks": [torch.tensor(mask) for mask in data["loss_masks"]]}
@@ -54,12 +58,32 @@ def test_the_hook_gives_slimes_trainer_what_it_gives_ours(
     for key in ("log_probs", "rollout_log_probs"):
         ours[key] = [torch.tensor(values) for values in data[key]]
     apply_credit(args, 0, ours)
-    for sample, values in enumerate(ours["advantages"]):
-        shares = [values] if ranks == 1 else zigzag_shares(values, data["total_lengths"][sample])
+    for number, values in enumerate(ours["advantages"]):
+        shares = [values] if ranks == 1 else zigzag_shares(values, data["total_lengths"][number])
         for rank, share in enumerate(shares):
-            assert found["advantages"][rank][sample] == pytest.approx(share.tolist(), abs=1e-5)
-    assert found["logged"]["rollout/staleness/log_ratio_sq"] == pytest.approx(0.01, abs=1e-6)
+            assert found["advantages"][rank][number] == pytest.approx(share.tolist(), abs=1e-5)
+    assert found["logged"]["rollout/staleness/measured"] == 1
     assert "rollout/round_number" not in found["logged"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_the_hosts_own_advantage_up_to_a_factor_is_whitened_to_the_same(
+    ranks: int, repository: Path, tmp_path: Path
+):
+    """Without families `anchored` is n / (n - 1) times what slime makes of rewards, which whitening takes off."""
+    if not os.environ.get("SLIME_HOME"):
+        pytest.skip(
+            "real slime is not on the package index: name a checkout in SLIME_HOME to test against it"
+        )
+    found = []
+    for estimator in ("anchored", "grpo"):
+        args = args_of(tmp_path, estimator, normalize_advantages=True)
+        data = convert(args, [sample(n, reward, rollout("0", 5)) for n, reward in enumerate((1, 0, 0))])
+        data["log_probs"] = data["rollout_log_probs"]
+        found.append(in_slime(repository, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks}))
+    ours, slimes = (np.concatenate([np.concatenate(rank) for rank in each["advantages"]]) for each in found)
+    assert ours == pytest.approx(slimes, abs=1e-4)
+    assert np.abs(ours).max() > 0.5
 
 
 def flags_of(args: Any) -> dict[str, Any]:

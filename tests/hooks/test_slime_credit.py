@@ -22,6 +22,19 @@ from midstream.local.batch import convert
 from midstream.local.sample import Sample
 from tests.hooks.credited import LENGTH, SPLIT, args_of, forked_batch, rollout, sample, zigzag_shares
 
+# What slime says where nothing makes its trainer compute log-probs before its loss.
+SLIME: dict[str, Any] = {
+    "get_mismatch_metrics": False,
+    "use_rollout_logprobs": False,
+    "kl_coef": 0,
+    "use_critic": False,
+    "keep_old_actor": False,
+    "use_opd": False,
+    "rollout_batch_size": 2,
+    "n_samples_per_prompt": 4,
+    "global_batch_size": 8,
+}
+
 
 def trainer_data(args: Namespace, samples: list[Sample], log_ratio: float = 0.0) -> dict[str, Any]:
     """What a trainer has when it calls the hook: notes have crossed processes, rewards are spread over tokens."""
@@ -287,11 +300,21 @@ def test_metrics_say_what_the_estimators_did(tmp_path: Path):
     assert (data["credit/prefix_weight_mean"][0], data["credit/prefix_weight_bounded"][0]) == (2.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [{"get_mismatch_metrics": True}, {"kl_coef": 0.1}, {"use_critic": True}, {"global_batch_size": 2}],
+)
+def test_flags_that_make_the_trainer_compute_log_probs_are_enough(tmp_path: Path, flags: dict[str, Any]):
+    check_credit(args_of(tmp_path, "prefix_is", **SLIME | flags))
+
+
 def test_what_costs_more_than_it_says_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     check_credit(args_of(tmp_path, "grpo"))
     check_credit(args_of(tmp_path, "prefix_is", use_tis=True))
-    check_credit(args_of(tmp_path, "anchored"))
+    check_credit(args_of(tmp_path, "anchored", calculate_per_token_loss=True))
     assert not caplog.records
+    check_credit(args_of(tmp_path, "anchored", calculate_per_token_loss=False))
+    assert "--calculate-per-token-loss is off" in caplog.text
     check_credit(args_of(tmp_path, "prefix_is", use_tis=False))
     assert "--use-tis is off" in caplog.text
     args = args_of(tmp_path, "grpo")
@@ -308,6 +331,15 @@ def test_versions_from_the_future_count_as_fresh(tmp_path: Path):
     assert by_turn(data) == [[0.5, 0.5], [-0.5, -0.5]]
 
 
+def test_a_token_from_the_future_makes_no_other_older(tmp_path: Path):
+    args = args_of(tmp_path, "lag_decay")  # the engine serves version 5
+    data = trainer_data(args, [sample(0, 1, rollout("0", 9)), sample(1, 0, rollout("0", 5))])
+    apply_credit(args, 0, data)
+    first, second = data["advantages"]
+    torch.testing.assert_close(first, -second, msg="both are as old, seen from version 5")
+    assert first[0] == pytest.approx(0.5 * 2.718281828**-0.2)
+
+
 def test_a_rollout_of_several_samples_counts_once(tmp_path: Path):
     args = args_of(tmp_path, "grpo")
     samples = [sample(n, reward, rollout("0", 3)) for n, reward in enumerate((1, 1, 0))]
@@ -318,6 +350,39 @@ def test_a_rollout_of_several_samples_counts_once(tmp_path: Path):
     assert post_process(args, samples)[1] == [0.5, 0.5, -0.5]
     samples[0].reward = 0.0
     assert post_process(args, samples)[1] == pytest.approx([-1 / 3, 2 / 3, -1 / 3]), "rewards of their own"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, [0.5, -0.5]),
+        ({"grpo_std_normalization": True}, [0.5**0.5, -(0.5**0.5)]),
+        ({"advantage_estimator": "cispo"}, [0.5, -0.5]),
+        (
+            {"advantage_estimator": "reinforce_plus_plus_baseline", "grpo_std_normalization": True},
+            [0.5, -0.5],
+        ),
+        ({"advantage_estimator": "reinforce_plus_plus"}, [1.0, 0.0]),
+        ({"advantage_estimator": "ppo", "grpo_std_normalization": True}, [1.0, 0.0]),
+        ({"rewards_normalization": False}, [1.0, 0.0]),
+    ],
+)
+def test_rewards_are_normalised_where_the_host_would(
+    tmp_path: Path, flags: dict[str, Any], expected: list[float]
+):
+    samples = forked_batch()[4:]
+    assert post_process(args_of(tmp_path, "lag_decay", **flags), samples)[1] == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
+def test_what_takes_the_place_of_a_reward_takes_all_of_it(tmp_path: Path):
+    """Also where the host has spread the reward as it is."""
+    args = args_of(tmp_path, "anchored", rewards_normalization=False)
+    data = trainer_data(args, forked_batch())
+    assert data["rewards"] == [1, 0, 1, 0, 1, 0]
+    apply_credit(args, 0, data)
+    assert by_turn(data)[4:] == [[1, 1], [-1, -1]]
 
 
 def test_a_failed_member_enters_no_statistic(tmp_path: Path):
@@ -335,6 +400,18 @@ def test_a_failed_member_enters_no_statistic(tmp_path: Path):
         (["lag_decay"], {"rollout_data_postprocess_path": None}, "add --rollout-data-postprocess-path"),
         (["grpo"], {"log_multi_turn": True}, "--log-multi-turn reads what carries"),
         (["state_hash"], {"advantage_estimator": "ppo"}, "--advantage-estimator ppo makes its own"),
+        (
+            ["state_hash"],
+            {"custom_advantage_function_path": "a.b"},
+            "--custom-advantage-function-path sets others",
+        ),
+        (["lag_decay"], {"advantage_estimator": "gspo"}, "gspo all tokens of a sample share the mean"),
+        (["prefix_is"], SLIME, "add --use-tis --get-mismatch-metrics --custom-tis-function-path"),
+        (
+            ["prefix_is"],
+            SLIME | {"global_batch_size": 4, "use_rollout_logprobs": True},
+            "prefix_is needs log-probs that the trainer computes",
+        ),
         (["state_hash"], {"use_opd": True, "normalize_advantages": True}, "cannot tell distillation"),
     ],
 )
@@ -356,6 +433,12 @@ def own_share(values: torch.Tensor, total_length: int, response_length: int) -> 
     return zigzag_shares(values, total_length, size)[parallel_state.get_context_parallel_rank()]
 
 
+def uneven(data: dict[str, Any]) -> dict[str, Any]:
+    """With a log-ratio of its own for each token, so that one that is taken for another shows."""
+    data["log_probs"] = [values + 0.05 * torch.arange(LENGTH) for values in data["rollout_log_probs"]]
+    return data
+
+
 def one_rank(rank: int, folder: Path, found: Any) -> None:
     from megatron.core import parallel_state
 
@@ -367,7 +450,7 @@ def one_rank(rank: int, folder: Path, found: Any) -> None:
     results = {}
     for name, settings in SPREAD.items():
         args = args_of(folder, "anchored", "prefix_is", **settings)
-        data = trainer_data(args, forked_batch(), log_ratio=0.1)
+        data = uneven(trainer_data(args, forked_batch()))
         lengths = data["total_lengths"], data["response_lengths"]
         for key in ("advantages", "log_probs", "rollout_log_probs"):
             data[key] = [own_share(v, t, r) for v, t, r in zip(data[key], *lengths, strict=True)]
@@ -398,7 +481,7 @@ def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
     assert [process.exitcode for process in ranks] == [0, 0]
     for name, settings in SPREAD.items():
         args = args_of(tmp_path, "anchored", "prefix_is", **settings)
-        whole = trainer_data(args, forked_batch(), log_ratio=0.1)
+        whole = uneven(trainer_data(args, forked_batch()))
         apply_credit(args, 0, whole)
         for values, first, second in zip(whole["advantages"], shares[0][name], shares[1][name], strict=True):
             for share, expected in zip((first, second), zigzag_shares(values, 2 + LENGTH), strict=True):

@@ -68,7 +68,7 @@ def _credit(
     batch: CreditBatch, others: Means, prompt: Means, *, weighs_by_continuations: bool = True
 ) -> Credit:
     """`others` [R] is what a continuation is compared with, `prompt` [R] what its prefix is."""
-    baseline, anchor = compared_with(batch, others), of_continuations(batch)
+    baseline, anchor = compared_with(batch, others, prompt), of_continuations(batch)
     after = torch.where(baseline.known, batch.rewards - baseline.mean, 0.0)
     before = torch.where(prompt.known & anchor.known, anchor.mean - prompt.mean, 0.0)
     if weighs_by_continuations:
@@ -81,12 +81,12 @@ def _credit(
     )
 
 
-def compared_with(batch: CreditBatch, others: Means) -> Means:
-    """[R] The baseline after an anchor: `others`, or V_prompt; without a family the siblings."""
+def compared_with(batch: CreditBatch, others: Means, prompt: Means) -> Means:
+    """[R] The baseline after an anchor: `others`, or else `prompt`; without a family the siblings. All are [R]."""
     alone, siblings = batch.families == NONE, of_siblings(batch)
     return Means(
         torch.where(alone, siblings.mean, others.mean), torch.where(alone, siblings.count, others.count)
-    ).otherwise(of_strangers(batch))
+    ).otherwise(prompt)
 
 
 def fallbacks_of(batch: CreditBatch, others: Means, prompt: Means, baseline: Means) -> dict[str, int]:

@@ -21,7 +21,7 @@ def state_hash(batch: CreditBatch) -> Credit:
     transcript that led to a state differs, which makes the baseline worse, and never biased.
     """
     anchor, others, strangers = of_continuations(batch), of_other_continuations(batch), of_strangers(batch)
-    otherwise = compared_with(batch, others)
+    otherwise = compared_with(batch, others, strangers)
     segments = batch.rollouts
     baseline = of_states(batch).otherwise(
         Means(

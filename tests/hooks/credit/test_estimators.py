@@ -13,9 +13,10 @@ from midstream.hooks.credit.estimators.anchored import anchored, anchored_shrunk
 from midstream.hooks.credit.estimators.grpo import grpo
 from midstream.hooks.credit.estimators.lag_decay import lag_decay
 from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
-from midstream.hooks.credit.estimators.prefix_is import prefix_is, prefix_products
+from midstream.hooks.credit.estimators.prefix_is import prefix_is
 from midstream.hooks.credit.estimators.state_hash import state_hash
 from midstream.hooks.credit.prior import prior_of, share_of_state
+from midstream.hooks.credit.ratios import prefix_products
 from midstream.hooks.credit.segments import Earned, Segment, batch_of
 
 PREFIX = Segment(2, version=3, shared=True, state="start")
@@ -297,7 +298,7 @@ def test_estimators_compose_and_are_scaled_by_one_deviation_for_the_batch():
     batch = batch_of([*group(), alone(1, group="h"), alone(0, group="h")])
     config = CreditConfig(estimators=["anchored", "mask_prefix", "lag_decay"])
     found = estimates_of(batch, config, normalise=True)
-    # Squares within groups 1.2 and 0.5, over 7 - 2.
+    # Squares within groups 1.2 and 0.5, over 7 - 2: all groups differ.
     assert found.advantages is not None
     assert found.advantages.tolist() == pytest.approx(
         (anchored(batch).advantages / ((1.7 / 5) ** 0.5 + 1e-6)).tolist()
@@ -309,6 +310,15 @@ def test_estimators_compose_and_are_scaled_by_one_deviation_for_the_batch():
     assert per_token(plain.group[batch.rollouts], batch.lengths).tolist() == pytest.approx(
         per_token(grpo(batch).advantages, batch.lengths).tolist()
     )
+
+
+def test_groups_that_do_not_differ_make_no_advantage_larger():
+    informative = [alone(1), alone(0)]
+    same = [alone(1, group=f"g{number}") for number in range(20) for _ in range(2)]
+    config = CreditConfig(estimators=["state_hash"])
+    few, many = (estimates_of(batch_of([*informative, *more]), config, normalise=True) for more in ([], same))
+    assert few.advantages is not None and many.advantages is not None
+    assert few.advantages[:4].tolist() == pytest.approx(many.advantages[:4].tolist())
 
 
 def test_rewards_that_are_all_equal_give_no_advantage_and_nothing_that_is_not_finite():
