@@ -1,12 +1,20 @@
 """A comparison that was killed goes on where its last checkpoint was, and counts nothing twice."""
 
 import json
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from midstream.buffers.journal.errors import JournalInUse
+from midstream.buffers.journal.lock import DirectoryLock
+from midstream.conf.compose import compose_runs
+from midstream.conf.errors import ConfigError
 from midstream.local.checkpoint import LATEST_FILE
+from midstream.local.compare import LOCK_FILE, compare
 from midstream.local.events import read_run
+from midstream.local.progress import SilentProgress
 from tests.local import running
 
 ARGUMENTS = ("--strategies", "wait,continue", "--steps", "4", "save_every=1")
@@ -27,16 +35,35 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_other_settings_are_refused_by_their_names(killed: Path) -> None:
-    done = running.run(killed, *ARGUMENTS, "--resume", "trainer.lr=1e-4", "--seed", "5")
+    for_the_machine = "server.launch_timeout_s=900"  # no result depends on it
+    done = running.run(killed, *ARGUMENTS, "--resume", "trainer.lr=1e-4", for_the_machine, "--seed", "5")
     assert done.returncode == 2
     assert "trainer.lr: got 0.0001; use 0.0003" in done.stderr
     assert "seed: got 5; use 0" in done.stderr
+    assert "launch_timeout_s" not in done.stderr
 
 
 def test_a_used_directory_needs_to_be_resumed_explicitly(killed: Path) -> None:
     done = running.run(killed, *ARGUMENTS)
     assert done.returncode == 2
     assert "--resume" in done.stderr
+
+
+def test_a_second_comparison_in_the_directory_is_refused_at_its_start(tmp_path: Path) -> None:
+    runs = compose_runs(["job=smoke", f"run_dir={tmp_path}"])
+    with (
+        closing(DirectoryLock(tmp_path, LOCK_FILE)),
+        pytest.raises(JournalInUse, match=f"{tmp_path} is in use by process {os.getpid()} on"),
+    ):
+        compare(runs, progress=SilentProgress())
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    runs = compose_runs(["job=smoke", f"run_dir={tmp_path}/file/run"])
+    with pytest.raises(ConfigError, match="run_dir: got '.*/file/run'; name a directory that can be made"):
+        compare(runs, progress=SilentProgress())
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
