@@ -23,13 +23,15 @@ class CreditBatch:
         groups: [R] int64, equal for rollouts of one prompt.
         families: [R] int64, equal for rollouts of one group that have a part of their response in common, NONE where
             a rollout was played on its own from the prompt on.
-        anchors: [R] int64, equal for rollouts of one family that are continuations of one state, NONE where a rollout
-            has no family.
+        anchors: [R] int64, the last state of a rollout from where others of its family went on, too; NONE where it has
+            no family.
+        continuations: [P, 2] int64, a rollout and an anchor that it is a continuation of, its own or one before that.
         rollouts: [S] int64, the rollout of a segment, ascending from 0.
         lengths: [S] int64, tokens.
         versions: [S] int64, the policy version that made the tokens, NONE for the environment's.
-        shared: [S] bool, whether it lies before its rollout's anchor. What lies there is in the loss of the one
-            rollout that made it.
+        ahead: [S] int64, the first anchor of the family that a rollout came to after the segment, from where others
+            went on, too; NONE where the segment is its rollout's own. What lies before an anchor is in the loss of
+            the one rollout that made it.
         inherited: [S] bool, whether a sibling made it, in whose loss it is.
         states: [S] int64, equal for equal environment states in which turns of one group act, NONE where the state
             is unknown.
@@ -42,13 +44,19 @@ class CreditBatch:
     groups: Tensor
     families: Tensor
     anchors: Tensor
+    continuations: Tensor
     rollouts: Tensor
     lengths: Tensor
     versions: Tensor
-    shared: Tensor
+    ahead: Tensor
     inherited: Tensor
     states: Tensor
     lags: Tensor
+
+    @property
+    def shared(self) -> Tensor:
+        """[S] bool, whether others of its rollout's family have it, too."""
+        return self.ahead != NONE
 
     @property
     def by_the_model(self) -> Tensor:

@@ -37,7 +37,7 @@ def prior_of(batch: CreditBatch) -> Prior:
     The line is that of least squares through the means y of anchors in the other groups, with a slope from 0 to 1;
     where there are fewer than `ENOUGH_GROUPS` of those, it is x itself. Without strangers it is the mean y elsewhere.
     """
-    strangers, anchor = of_strangers(batch), of_continuations(batch)
+    strangers, anchor = of_strangers(batch), of_continuations(batch, batch.anchors)
     continued = batch.counted & (batch.families != NONE)
     compared = continued & strangers.known
     x, y = strangers.mean, anchor.mean
@@ -65,7 +65,7 @@ def prior_of(batch: CreditBatch) -> Prior:
 
 def share_of_state(batch: CreditBatch, prior: Prior) -> Tensor:
     """[R] The share of the other continuations in a baseline: l of `anchored_shrunk`."""
-    anchor, others = of_continuations(batch), of_other_continuations(batch)
+    anchor, others = of_continuations(batch, batch.anchors), of_other_continuations(batch)
     usable = batch.counted & others.known
     # Every rollout brings its part of its anchor's sums.
     size = anchor.count.clamp(min=1).to(torch.float64)

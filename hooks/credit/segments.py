@@ -2,12 +2,12 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from midstream.buffers.rollout import PartialRollout, Span
+from midstream.buffers.rollout import Anchor, PartialRollout, Span
 from midstream.envs.lineage import LineageError, chain, shares_along
 from midstream.hooks.credit.batch import NONE, CreditBatch
 
@@ -32,15 +32,34 @@ class Segment:
 class Earned:
     """What one rollout earned: `counted` is False where no loss may see it.
 
-    `anchor` is equal for rollouts of a group that are continuations of one state, None where it has nothing in common
-    with another.
+    `anchor` is the state from where others of its group went on too, the last where there are several; None where it
+    has nothing in common with another. `passed` are all states before that in which its turns began.
     """
 
     group: Hashable
     reward: float
     counted: bool
-    anchor: Hashable | None
+    anchor: Anchor | None
     segments: Sequence[Segment]
+    passed: frozenset[Anchor] = frozenset()
+
+    def continues(self, anchors: Iterable[Anchor]) -> list[Anchor]:
+        """Those of its group's `anchors` that it is a continuation of, first to last."""
+        if self.anchor is None:
+            return []
+        found = {anchor for anchor in anchors if anchor == self.anchor or anchor in self.passed}
+        return sorted(found, key=lambda anchor: anchor.tokens)
+
+
+def passed_by(rollout: PartialRollout) -> frozenset[Anchor]:
+    """The states in which turns of a rollout began, up to its anchor; none where it has no anchor."""
+    if rollout.anchor is None:
+        return frozenset()
+    return frozenset(
+        Anchor(turn.snapshot_before, turn.start)
+        for turn in rollout.turns
+        if turn.snapshot_before is not None and turn.start <= rollout.anchor.tokens
+    )
 
 
 def segments_of(rollout: PartialRollout, version: int) -> list[Segment]:
@@ -82,10 +101,12 @@ def segments_of(rollout: PartialRollout, version: int) -> list[Segment]:
 def batch_of(rollouts: Sequence[Earned]) -> CreditBatch:
     """The tensors of these rollouts and of their segments, in their order."""
     segments = [(index, segment) for index, rollout in enumerate(rollouts) for segment in rollout.segments]
-    groups: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    families: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    anchors: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
-    states: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+    groups, families, anchors, states = (_numbers() for _ in range(4))
+    of_group: defaultdict[Hashable, set[Anchor]] = defaultdict(set)
+    for rollout in rollouts:
+        if rollout.anchor is not None:
+            of_group[rollout.group].add(rollout.anchor)
+    continued = [rollout.continues(of_group[rollout.group]) for rollout in rollouts]
     return CreditBatch(
         rewards=torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64),
         counted=torch.tensor([rollout.counted for rollout in rollouts], dtype=torch.bool),
@@ -93,10 +114,22 @@ def batch_of(rollouts: Sequence[Earned]) -> CreditBatch:
         # All forks of a group count as one family: a record does not say from which of several sources it came.
         families=_integers(NONE if r.anchor is None else families[r.group] for r in rollouts),
         anchors=_integers(NONE if r.anchor is None else anchors[r.group, r.anchor] for r in rollouts),
+        continuations=torch.tensor(
+            [
+                [index, anchors[rollouts[index].group, anchor]]
+                for index, found in enumerate(continued)
+                for anchor in found
+            ],
+            dtype=torch.int64,
+        ).reshape(-1, 2),
         rollouts=_integers(index for index, _ in segments),
         lengths=_integers(segment.length for _, segment in segments),
         versions=_integers(segment.version for _, segment in segments),
-        shared=torch.tensor([segment.shared for _, segment in segments], dtype=torch.bool),
+        ahead=_integers(
+            NONE if anchor is None else anchors[rollout.group, anchor]
+            for rollout, found in zip(rollouts, continued, strict=True)
+            for anchor in _ahead(rollout.segments, found)
+        ),
         inherited=torch.tensor([segment.inherited for _, segment in segments], dtype=torch.bool),
         states=_integers(
             NONE if segment.state is None else states[rollouts[index].group, segment.state]
@@ -104,6 +137,19 @@ def batch_of(rollouts: Sequence[Earned]) -> CreditBatch:
         ),
         lags=torch.tensor([segment.lags for _, segment in segments], dtype=torch.float64).reshape(-1, 3),
     )
+
+
+def _ahead(segments: Sequence[Segment], anchors: Sequence[Anchor]) -> Iterator[Anchor | None]:
+    """For each segment of a rollout the first of its anchors, in order, that lies at its end or after it."""
+    end = 0
+    for segment in segments:
+        end += segment.length
+        yield next((anchor for anchor in anchors if anchor.tokens >= end), None) if segment.shared else None
+
+
+def _numbers() -> defaultdict[Hashable, int]:
+    """A number for each key, in the order in which they are asked for."""
+    return defaultdict(itertools.count().__next__)
 
 
 def _integers(values: Iterable[int]) -> torch.Tensor:

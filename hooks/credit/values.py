@@ -51,14 +51,16 @@ def of_strangers(batch: CreditBatch) -> Means:
     )
 
 
-def of_continuations(batch: CreditBatch) -> Means:
-    """[R] The value of its anchor: over all continuations of it, its own among them."""
-    return Means.of(*_all(batch, batch.anchors))
+def of_continuations(batch: CreditBatch, anchors: Tensor) -> Means:
+    """[N] The values of `anchors` [N]: over all continuations of each."""
+    return Means.of(*_continued(batch, anchors))
 
 
 def of_other_continuations(batch: CreditBatch) -> Means:
     """[R] The value of its anchor without its own continuation."""
-    return _others(batch, batch.anchors)
+    sums, counts = _continued(batch, batch.anchors)
+    own = batch.counted & (batch.anchors != NONE)
+    return Means.of(sums - torch.where(own, batch.rewards, 0.0), counts - own.to(torch.int64))
 
 
 def of_states(batch: CreditBatch) -> Means:
@@ -82,6 +84,12 @@ def of_states(batch: CreditBatch) -> Means:
     keys = torch.cat([by_rollout, by_family[in_family]])
     sums, counts = _sums(torch.cat([rewards, rewards[in_family]]), keys, wanted)
     return Means.of(torch.where(known, all_sums - sums, 0.0), torch.where(known, all_counts - counts, 0))
+
+
+def _continued(batch: CreditBatch, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] Sum and number of the rewards of all counted continuations of `anchors` [N]."""
+    rollouts, continued = batch.continuations[batch.counted[batch.continuations[:, 0]]].T
+    return _sums(batch.rewards[rollouts], continued[:, None], anchors[:, None])
 
 
 def _others(batch: CreditBatch, keys: Tensor) -> Means:

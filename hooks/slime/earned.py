@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.hooks.credit.segments import Earned, Segment, segments_of
+from midstream.buffers.rollout import Anchor
+from midstream.hooks.credit.segments import Earned, Segment, passed_by, segments_of
 from midstream.hooks.slime.foreign import rollout_of
 from midstream.hooks.slime.sample import RECORD_KEY
 
@@ -51,18 +52,19 @@ def earned_by(samples: Sequence[Any], rewards: Sequence[float], version: int) ->
     whose = [0] * len(samples)
     for positions in parts.values():
         first = samples[positions[0]]
-        anchor = None
+        anchor, passed = None, frozenset[Anchor]()
         of_rollout: list[Segment] = []
         for position in positions:
             record = rollout_of(samples[position])
             found = [] if record is None else segments_of(record, version)
-            anchor = anchor if record is None or record.anchor is None else record.anchor
+            if record is not None and record.anchor is not None:
+                anchor, passed = record.anchor, passed_by(record)
             whose[position] = len(rollouts)
             order.append(position)
             segments.append(found)
             of_rollout += found
         counted = not all(samples[position].remove_sample for position in positions)
-        rollouts.append(Earned(first.group_index, rewards[positions[0]], counted, anchor, of_rollout))
+        rollouts.append(Earned(first.group_index, rewards[positions[0]], counted, anchor, of_rollout, passed))
     return Batch(rollouts, order, segments, whose)
 
 

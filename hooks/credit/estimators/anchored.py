@@ -5,8 +5,9 @@ plays from a state is an unbiased sample of that state's value, whoever led ther
 variance, never bias, as long as the action that it is for had no part in it.
 
 All give a prefix that K continuations have in common, and that is in the loss of one of them, the sum of what each
-would give it: K times its mean. So prefix and suffixes weigh what they weigh in the gradient of the expected reward.
-Where a rollout lacks what it would be compared with, it teaches nothing, as a group of one under GRPO.
+would give it: K times its mean. Where a family was forked more than once, each part of the prefix has as many
+continuations as went on from the anchor after it. So prefix and suffixes weigh what they weigh in the gradient of the
+expected reward. Where a rollout lacks what it would be compared with, it teaches nothing, as a group of one under GRPO.
 """
 
 import torch
@@ -68,12 +69,13 @@ def _credit(
     batch: CreditBatch, others: Means, prompt: Means, *, weighs_by_continuations: bool = True
 ) -> Credit:
     """`others` [R] is what a continuation is compared with, `prompt` [R] what its prefix is."""
-    baseline, anchor = compared_with(batch, others, prompt), of_continuations(batch)
-    after = torch.where(baseline.known, batch.rewards - baseline.mean, 0.0)
-    before = torch.where(prompt.known & anchor.known, anchor.mean - prompt.mean, 0.0)
+    baseline, ahead = compared_with(batch, others, prompt), of_continuations(batch, batch.ahead)
+    after = torch.where(baseline.known, batch.rewards - baseline.mean, 0.0)[batch.rollouts]
+    known = prompt.known[batch.rollouts] & ahead.known
+    before = torch.where(known, ahead.mean - prompt.mean[batch.rollouts], 0.0)
     if weighs_by_continuations:
-        before = before * anchor.count
-    advantages = torch.where(batch.shared, before[batch.rollouts], after[batch.rollouts])
+        before = before * ahead.count
+    advantages = torch.where(batch.shared, before, after)
     return Credit(
         torch.where(batch.counted[batch.rollouts], advantages, 0.0),
         torch.ones(len(batch.rollouts), dtype=torch.bool),

@@ -20,7 +20,8 @@ def state_hash(batch: CreditBatch) -> Credit:
     states are a step-level group as in GiGPO (Feng et al. 2025, arXiv 2505.10978), here as the baseline alone. The
     transcript that led to a state differs, which makes the baseline worse, and never biased.
     """
-    anchor, others, strangers = of_continuations(batch), of_other_continuations(batch), of_strangers(batch)
+    others, strangers = of_other_continuations(batch), of_strangers(batch)
+    ahead = of_continuations(batch, batch.ahead)
     otherwise = compared_with(batch, others, strangers)
     segments = batch.rollouts
     baseline = of_states(batch).otherwise(
@@ -29,8 +30,8 @@ def state_hash(batch: CreditBatch) -> Credit:
             torch.where(batch.shared, strangers.count[segments], otherwise.count[segments]),
         )
     )
-    rewards = torch.where(batch.shared, anchor.mean[segments], batch.rewards[segments])
-    weights = torch.where(batch.shared, anchor.count[segments], 1)
+    rewards = torch.where(batch.shared, ahead.mean, batch.rewards[segments])
+    weights = torch.where(batch.shared, ahead.count, 1)
     usable = baseline.known & batch.counted[segments]
     return Credit(
         torch.where(usable, weights * (rewards - baseline.mean), 0.0),

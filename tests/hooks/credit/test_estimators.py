@@ -6,8 +6,9 @@ from fractions import Fraction
 import pytest
 import torch
 
+from midstream.buffers.rollout import Anchor
 from midstream.conf.schema.credit import CreditConfig
-from midstream.hooks.credit.batch import CreditBatch, per_token
+from midstream.hooks.credit.batch import NONE, CreditBatch, per_token
 from midstream.hooks.credit.estimates import estimates_of
 from midstream.hooks.credit.estimators.anchored import anchored, anchored_shrunk, telescoped
 from midstream.hooks.credit.estimators.grpo import grpo
@@ -31,7 +32,7 @@ def alone(reward: float, *, group: str = "g", counted: bool = True, state: str =
 
 
 def fork(reward: float, *, group: str = "g", owner: bool = False, counted: bool = True) -> Earned:
-    return Earned(group, reward, counted, "anchor", [PREFIX if owner else INHERITED, SUFFIX])
+    return Earned(group, reward, counted, Anchor("half", 2), [PREFIX if owner else INHERITED, SUFFIX])
 
 
 def group(name: str = "g") -> list[Earned]:
@@ -83,6 +84,36 @@ def test_anchored_compares_continuations_with_each_other_and_their_prefix_with_s
     )
     assert credit.trained.all()
     assert credit.fallbacks == {"without_continuations": 0, "without_strangers": 0, "without_baseline": 0}
+
+
+def test_each_part_of_a_prefix_counts_for_all_who_went_on_from_its_end():
+    """Forked after 2 tokens; one ended, and the others were forked again after 4, from one that had begun as a fork."""
+    first, second = Anchor("half", 2), Anchor("late", 4)
+    middle = Segment(2, version=5, shared=True, state="half", at_snapshot=True)
+    last = Segment(1, version=6, state="late", at_snapshot=True)
+    inherits = dataclasses.replace(middle, inherited=True)
+    through = frozenset({first, second})
+    batch = batch_of(
+        [
+            alone(1),
+            alone(0),
+            Earned("g", 0.0, True, first, [INHERITED, SUFFIX], frozenset({first})),
+            Earned("g", 1.0, True, second, [PREFIX, inherits, last], through),
+            Earned("g", 1.0, True, second, [INHERITED, middle, last], through),
+            Earned("g", 0.0, True, second, [INHERITED, inherits, last], through),
+        ]
+    )
+    assert batch.families.tolist() == [NONE, NONE, 0, 0, 0, 0]
+    advantages = anchored(batch).advantages.tolist()
+    assert advantages[6:9] == pytest.approx(
+        [
+            4 * (2 / 4 - 1 / 2),  # before the first fork: all four went on from its end
+            3 * (2 / 3 - 1 / 2),  # between the two: three
+            1 - 1 / 2,
+        ]
+    )
+    # Who ended between the forks is compared with all others that went on from where it did.
+    assert advantages[4:6] == pytest.approx([4 * (2 / 4 - 1 / 2), 0 - 2 / 3])
 
 
 def test_what_has_failed_is_in_no_mean_and_gets_nothing():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from midstream.buffers.rollout import Anchor, PartialRollout, Phase, Span, Turn
 from midstream.envs.protocol import Change, Snapshot
 from midstream.hooks.credit.batch import NONE, per_token
-from midstream.hooks.credit.segments import Earned, batch_of, segments_of
+from midstream.hooks.credit.segments import Earned, batch_of, passed_by, segments_of
+from tests.buffers.test_anchor import Scene, anchored_twice
 
 NOW = 10
 
@@ -104,6 +105,17 @@ def test_what_lies_before_the_anchor_is_shared():
     assert [s.inherited for s in segments] == [False, True, False, False, False, False, False]
 
 
+def test_who_was_forked_twice_continues_both_anchors():
+    rollouts = anchored_twice(Scene())
+    second = rollouts[0].anchor
+    [first] = {state for rollout in rollouts for state in passed_by(rollout) if state.tokens == 3}
+    for rollout in rollouts:
+        earned = Earned("g", 1.0, True, rollout.anchor, segments_of(rollout, NOW), passed_by(rollout))
+        assert earned.continues([second, first]) == [first, second]
+    stranger = PartialRollout("p", "g")
+    assert Earned("g", 1.0, True, None, [], passed_by(stranger)).continues([first, second]) == []
+
+
 def test_tokens_of_a_later_version_are_fresh():
     assert [segment.lags for segment in segments_of(rollout(), 5)][1:3] == [(1, 1, 0), (1, 0, 0)]
 
@@ -116,9 +128,9 @@ def test_a_batch_numbers_groups_anchors_and_states_apart():
     segments = segments_of(rollout(), NOW)
     earned = [
         Earned("g", 1.0, True, None, segments),
-        Earned("g", 0.0, True, "a", segments),
-        Earned("h", 0.0, False, "a", segments),
-        Earned("h", 0.0, True, "b", segments),
+        Earned("g", 0.0, True, Anchor("s1", 5), segments),
+        Earned("h", 0.0, False, Anchor("s1", 5), segments),
+        Earned("h", 0.0, True, Anchor("s2", 9), segments),
     ]
     batch = batch_of(earned)
     assert batch.groups.tolist() == [0, 0, 1, 1]
