@@ -141,7 +141,8 @@ class EngineServer:
                 if waited_s > self._config.launch_timeout_s:
                     raise ServerError(
                         f"the server did not serve within server.launch_timeout_s = "
-                        f"{self._config.launch_timeout_s} s.\n{self._log_excerpt()}"
+                        f"{self._config.launch_timeout_s} s: on a slow or busy machine raise it. Its log ends with:\n"
+                        f"{self._log_excerpt()}"
                     )
                 if on_wait is not None:
                     on_wait(waited_s)
