@@ -32,21 +32,10 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
         ValueError: what an estimator needs is not there, or what it gets is not finite.
     """
     credit = layer_of(args).credit
-    notes: list[Note] | None = rollout_data.pop(NOTE_KEY, None)
-    if "advantages" not in rollout_data:
-        return
-    # Under the same key hosts carry numbers of their own.
-    if notes is None or not all(isinstance(note, Note) for note in notes):
-        if credit.needs_trainer:
-            raise ValueError(
-                f"rollout {rollout_id} came without notes for {', '.join(credit.estimators)}: set "
-                "--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process; a convert function of "
-                f"your own must pass on {NOTE_KEY}, from the metadata of each sample"
-            )
-        return
-    advantages: list[Tensor] = rollout_data["advantages"]
+    notes = _notes_of(credit, rollout_id, rollout_data)
     if not notes:
         return
+    advantages: list[Tensor] = rollout_data["advantages"]
     device = advantages[0].device
     lengths = [int(length) for length in rollout_data["response_lengths"]]
     ranks = Ranks(args, rollout_data["total_lengths"], lengths)
@@ -73,6 +62,23 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     )
     for name, value in metrics.items():
         rollout_data[name] = [value] * len(notes)
+
+
+def _notes_of(credit: CreditConfig, rollout_id: int, rollout_data: RolloutData) -> list[Note]:
+    """Take the notes out of the data; none where there is nothing to apply them to, or nobody needs them."""
+    notes = rollout_data.pop(NOTE_KEY, None)
+    if "advantages" not in rollout_data:
+        return []
+    # Under the same key hosts carry numbers of their own.
+    if notes is not None and all(isinstance(note, Note) for note in notes):
+        return list(notes)
+    if credit.needs_trainer:
+        raise ValueError(
+            f"rollout {rollout_id} came without notes for {', '.join(credit.estimators)}: set "
+            "--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process; a convert function of "
+            f"your own must pass on {NOTE_KEY}, from the metadata of each sample"
+        )
+    return []
 
 
 def _replaced(
