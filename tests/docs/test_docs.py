@@ -11,6 +11,7 @@ import yaml
 
 from midstream.buffers.journal.journal import Journal
 from midstream.buffers.journal.records import Group, Member
+from midstream.cli.main import main
 from midstream.hooks.credit.kept import described, keep
 from tests.buffers.made import played
 
@@ -40,65 +41,60 @@ def test_python_in_the_docs_runs(page: str, code: str) -> None:
     assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
+class Shell:
+    """Runs `midstream` in a folder, in this process: its libraries take longer to load than a command takes to run."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def run(self, words: list[str]) -> str:
+        """What it prints; `words` are what a user types after the program's name."""
+        code = main(words)
+        printed = self._capsys.readouterr()
+        assert code == 0, printed.err
+        return printed.out
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path, capsys)
+
+
 @pytest.mark.parametrize("line", commands("midstream compare"))
-def test_compare_commands_are_accepted(line: str, tmp_path: Path) -> None:
-    tasks = tmp_path / "my_tasks.jsonl"
+def test_compare_commands_are_accepted(line: str, shell: Shell) -> None:
+    tasks = shell.folder / "my_tasks.jsonl"
     tasks.write_text(
         '{"prompt": "start f0 <act>", "label": "", "metadata": {"files": {}, "eval_cmd": "true"}}\n'
     )
-    words = shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:]
+    words = [*shlex.split(line.replace("my_tasks.jsonl", str(tasks)))[1:], "--dry-run"]
     if "--resume" in words:
-        begin([word for word in words if word != "--resume"], tmp_path)
-    tried(words, tmp_path)
+        begin([word for word in words if word != "--resume"], shell)
+    shell.run(words)
 
 
-def begin(words: list[str], folder: Path) -> None:
+def begin(words: list[str], shell: Shell) -> None:
     """Leave what a comparison leaves that was killed at its start."""
-    for config in yaml.safe_load(tried(words, folder)).values():
-        recorded = folder / config["midstream"]["run_dir"] / "config.yaml"
+    for config in yaml.safe_load(shell.run(words)).values():
+        recorded = shell.folder / config["midstream"]["run_dir"] / "config.yaml"
         recorded.parent.mkdir(parents=True)
         recorded.write_text(yaml.safe_dump(config))
 
 
-def tried(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "midstream.cli.main", *words, "--dry-run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("line", commands("midstream status"))
-def test_status_commands_are_accepted(line: str, tmp_path: Path) -> None:
-    with Journal(tmp_path / "runs" / "mine" / "continue" / "buffer") as journal:
+def test_status_commands_are_accepted(line: str, shell: Shell) -> None:
+    with Journal(shell.folder / "runs" / "mine" / "continue" / "buffer") as journal:
         journal.buffered([Group("0", (Member(b"record"),))])
-    (tmp_path / "snapshots").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "midstream.cli.main", *shlex.split(line)[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    (shell.folder / "snapshots").mkdir()
+    shell.run(shlex.split(line)[1:])
 
 
 @pytest.mark.parametrize("line", commands("midstream blame"))
-def test_blame_commands_are_accepted(line: str, tmp_path: Path) -> None:
+def test_blame_commands_are_accepted(line: str, shell: Shell) -> None:
     kept = described(played((3, {"a": "x"})), version=4, index=0, step=0)
-    keep(tmp_path / "runs" / "mine" / "continue", 0, [kept])
-    done = subprocess.run(
-        [sys.executable, "-m", "midstream.cli.main", *shlex.split(line)[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    keep(shell.folder / "runs" / "mine" / "continue", 0, [kept])
+    shell.run(shlex.split(line)[1:])
 
 
 def test_make_targets_exist() -> None:
