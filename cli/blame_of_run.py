@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class FoundRun:
         return {
             **rollout.to_json(),
             "shares": _shares(rollout),
-            "measured": None if measured is None else asdict(measured),
+            "measured": None if measured is None else vars(measured),
         }
 
 

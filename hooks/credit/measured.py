@@ -5,7 +5,7 @@ on in step 12.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Measured":
-        """The inverse of `dataclasses.asdict`, after JSON. Raises TypeError or LookupError where it is no such."""
+        """The inverse of `vars`, after JSON. Raises TypeError or LookupError where it is no such."""
         return cls(**{**value, "products": tuple((at, log) for at, log in value["products"])})
 
 
@@ -62,7 +62,7 @@ def measured(notes: Sequence[Note], segments: Segments, ratios: Ratios) -> list[
 def keep_measured(run_dir: Path, step: int, rank: int, rollouts: Sequence[Measured]) -> None:
     """Write a rank's file of a step. Raises OSError, with its old file as it was."""
     path = run_dir / FOLDER / f"{step:06d}.ratios-{rank}.jsonl.zst"
-    write_lines(path, map(asdict, rollouts))
+    write_lines(path, map(vars, rollouts))
 
 
 def measured_in(run_dir: Path, step: int) -> dict[str, Measured]:

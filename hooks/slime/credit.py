@@ -1,6 +1,7 @@
 """``--rollout-data-postprocess-path midstream.hooks.slime.credit.apply_credit``"""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     lengths = [int(length) for length in rollout_data["response_lengths"]]
     ranks = Ranks(args, rollout_data["total_lengths"], lengths)
     segments = segments_of(notes, lengths, ranks.owned, device)
-    masks = [torch.as_tensor(mask, device=device) for mask in rollout_data["loss_masks"]]
+    masks = _joined(rollout_data["loss_masks"], device).split(lengths)
     mask = torch.cat([ranks.owned(each, index) for index, each in enumerate(masks)])
     ratios = _ratios(rollout_data, segments, mask, ranks)
     if ratios is not None:
@@ -100,10 +101,14 @@ def _ratios(rollout_data: RolloutData, segments: Segments, mask: Tensor, ranks: 
     if not now or not recorded:
         return None
     device = mask.device
-    flat = [
-        torch.cat([torch.as_tensor(each, device=device) for each in values]) for values in (now, recorded)
-    ]
-    return ratios_of(segments, flat[0], flat[1], mask, ranks.summed)
+    return ratios_of(segments, _joined(now, device), _joined(recorded, device), mask, ranks.summed)
+
+
+def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
+    """One tensor of those of all samples, which are tensors or lists; a list alone costs as much as a batch of them."""
+    if all(isinstance(each, Tensor) for each in values):
+        return torch.cat([each.to(device) for each in values])
+    return torch.tensor([value for each in values for value in each], device=device)
 
 
 def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | None) -> Tensor:
