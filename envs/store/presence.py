@@ -30,16 +30,16 @@ def presence_of(store: Path, snapshot_ids: Collection[str]) -> Presence | None:
     Raises SnapshotError where it cannot be read, or is of another version.
     """
     path = store / "index.sqlite"
+
+    def recorded() -> tuple[frozenset[str], frozenset[str]]:
+        return read_unchanged(path, lambda found: _recorded(found, path), timeout_s=BUSY_TIMEOUT_S)
+
     try:
-        there, packs = read_unchanged(
-            path, lambda connection: _recorded(connection, path), timeout_s=BUSY_TIMEOUT_S
-        )
+        there, packs = recorded()
         lost = frozenset(name for name in packs if not (store / "packs" / f"{name}{SUFFIX}").exists())
         if lost:
             # A collector may have removed them meanwhile.
-            lost &= read_unchanged(
-                path, lambda connection: _recorded(connection, path), timeout_s=BUSY_TIMEOUT_S
-            )[1]
+            lost &= recorded()[1]
         return Presence(frozenset(snapshot_ids) - there, _bytes_below(store), lost)
     except (FileNotFoundError, NotADirectoryError):
         return None

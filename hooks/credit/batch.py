@@ -79,6 +79,15 @@ class Credit:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
+def is_outdated(versions: Tensor, owners: Tensor, count: int) -> Tensor:
+    """[S] bool, whether segments of `versions` [S] are the model's and older than the newest of their owner.
+
+    `owners` [S] are numbers below `count`, of rollouts or of samples.
+    """
+    newest = torch.full((count,), NONE, dtype=torch.int64).scatter_reduce(0, owners, versions, "amax")
+    return (versions != NONE) & (versions < newest[owners])
+
+
 def per_token(values: Tensor, lengths: Tensor) -> Tensor:
     """[S, ...] for segments of `lengths` [S] tokens to [T, ...] for each of their tokens."""
     return torch.repeat_interleave(values, lengths, dim=0)

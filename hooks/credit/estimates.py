@@ -13,6 +13,7 @@ from midstream.hooks.credit.estimators.grpo import EPSILON, group_advantages
 from midstream.hooks.credit.estimators.lag_decay import lag_decay
 from midstream.hooks.credit.estimators.mask_prefix import mask_prefix
 from midstream.hooks.credit.estimators.state_hash import state_hash
+from midstream.hooks.credit.values import sums_by_group
 
 ADVANTAGES: Mapping[str, Callable[[CreditBatch], Credit]] = {
     "telescoped": telescoped,
@@ -77,10 +78,7 @@ def _pooled_deviation(batch: CreditBatch) -> Tensor:
     where there is none.
     """
     above = group_advantages(batch, normalise=False)
-    _, group = torch.unique(batch.groups, return_inverse=True)
-    size = int(group.max()) + 1 if len(group) else 0
-    squares = torch.zeros(size, dtype=torch.float64).index_add_(0, group, above**2)
-    counts = torch.zeros(size, dtype=torch.float64).index_add_(0, group, batch.counted.double())
+    squares, counts = sums_by_group(batch, above**2), sums_by_group(batch, batch.counted.double())
     differ = squares > EPSILON**2
     deviation = (squares[differ].sum() / (counts[differ] - 1).sum().clamp(min=1)).sqrt()
     return torch.where(deviation > 0, deviation, 1.0)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from midstream.hooks.credit.batch import NONE, CreditBatch
-from midstream.hooks.credit.values import Means, of_continuations, of_other_continuations, of_strangers
+from midstream.hooks.credit.values import (
+    Means,
+    of_continuations,
+    of_other_continuations,
+    of_strangers,
+    sums_by_group,
+)
 
 # A line through fewer groups than that says less about a prompt than its own strangers.
 ENOUGH_GROUPS = 8
@@ -85,7 +91,7 @@ def _sum(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:
 
     The groups before it and those after it: a difference of sums would keep what rounding leaves of its own.
     """
-    of_group = _by_group(batch, torch.where(which, values, 0.0))
+    of_group = sums_by_group(batch, torch.where(which, values, 0.0))
     before, after = torch.zeros_like(of_group), torch.zeros_like(of_group)
     before[1:] = of_group.cumsum(0)[:-1]
     after[:-1] = of_group.flip(0).cumsum(0).flip(0)[1:]
@@ -100,12 +106,6 @@ def _mean(batch: CreditBatch, which: Tensor, values: Tensor) -> Tensor:
 
 def _groups(batch: CreditBatch, which: Tensor) -> Tensor:
     """[R] The number of other groups that have some of `which` [R]."""
-    has = _by_group(batch, which.to(torch.float64)) > 0
+    has = sums_by_group(batch, which.to(torch.float64)) > 0
     _, group = torch.unique(batch.groups, return_inverse=True)
     return (has.sum() - has.to(torch.int64))[group]
-
-
-def _by_group(batch: CreditBatch, values: Tensor) -> Tensor:
-    """[groups] Sums of `values` [R]."""
-    groups, group = torch.unique(batch.groups, return_inverse=True)
-    return torch.zeros(len(groups), dtype=torch.float64).index_add_(0, group, values)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from midstream.hooks.credit.batch import NONE, per_token
+from midstream.hooks.credit.batch import NONE, is_outdated, per_token
 from midstream.hooks.credit.note import Note
 
 Owned = Callable[[Tensor, int], Tensor]
@@ -52,8 +52,6 @@ def segments_of(
     samples = per_token(torch.arange(len(notes)), counts)
     lengths = torch.tensor([length for note in notes for length in note.lengths], dtype=torch.int64)
     versions = torch.tensor([version for note in notes for version in note.versions], dtype=torch.int64)
-    newest = torch.full((len(notes),), NONE, dtype=torch.int64)
-    newest = newest.scatter_reduce(0, samples, versions, "amax")
     trains = torch.tensor([note.version for note in notes], dtype=torch.int64)
     of_tokens = per_token(torch.arange(len(lengths)), lengths).split(list(response_lengths))
     made = versions != NONE
@@ -62,7 +60,7 @@ def segments_of(
         "lengths": lengths,
         "made": made,
         "lags": torch.where(made, (trains[samples] - versions).clamp(min=0), 0),
-        "older": made & (versions < newest[samples]),
+        "older": is_outdated(versions, samples, len(notes)),
         "at_snapshot": torch.tensor([at for note in notes for at in note.at_snapshot], dtype=torch.bool),
         "of_tokens": torch.cat([owned(each, index) for index, each in enumerate(of_tokens)]),
     }

@@ -35,6 +35,17 @@ class Means:
         )
 
 
+def sums_by_group(batch: CreditBatch, values: Tensor) -> Tensor:
+    """[G] Of `values` [R], for each group in the order of `torch.unique`."""
+    groups, group = torch.unique(batch.groups, return_inverse=True)
+    return torch.zeros(len(groups), dtype=torch.float64).index_add_(0, group, values)
+
+
+def of_groups(batch: CreditBatch) -> Means:
+    """[R] Over its group, its own among them."""
+    return Means.of(*_all(batch, batch.groups))
+
+
 def of_siblings(batch: CreditBatch) -> Means:
     """[R] Over the other rollouts of its group."""
     return _others(batch, batch.groups)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import LayerConfig
 from midstream.hooks.credit.kept import described, keep
 from midstream.hooks.credit.measured import Measured, keep_measured
-from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import layer_of
 
 _logger = logging.getLogger(__name__)
@@ -17,23 +17,23 @@ _logger = logging.getLogger(__name__)
 _said: set[int | None] = set()
 
 
-def keep_rollouts(rollout_id: int, args: Namespace, samples: list[Any], version: int) -> int:
-    """Keep the rollouts of a batch on which the policy at ``version`` trains.
+def keep_rollouts(
+    rollout_id: int, args: Namespace, recorded: list[tuple[Any, PartialRollout]], version: int
+) -> int:
+    """Keep the rollouts of a batch on which the policy at ``version`` trains, each given with its sample.
 
-    Returns how many could not be kept, because the disk refused: training goes on. Samples without a record of ours
-    are passed over, and so is all where `credit.keep_rollouts` is off.
+    Returns how many could not be kept, because the disk refused: training goes on. None is kept where
+    `credit.keep_rollouts` is off.
     """
     layer = layer_of(args)
     if not layer.credit.keep_rollouts:
         return 0
     rollouts = []
-    for sample in samples_of(samples):
-        rollout = recorded_rollout(sample, shared=True)
-        if rollout is not None:
-            if rollout.reward is not None:
-                # Of several that a host computed it is the one that trains.
-                rollout.reward = float(sample.get_reward_value(args))
-            rollouts.append(described(rollout, version=version, index=sample.index, step=rollout_id))
+    for sample, rollout in recorded:
+        if rollout.reward is not None:
+            # Of several that a host computed it is the one that trains.
+            rollout.reward = float(sample.get_reward_value(args))
+        rollouts.append(described(rollout, version=version, index=sample.index, step=rollout_id))
     if not _written(lambda run_dir: keep(run_dir, rollout_id, rollouts), layer):
         return len(rollouts)
     return 0

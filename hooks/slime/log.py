@@ -36,11 +36,13 @@ def log_rollout(
     if ledger is not None:
         ledger.handed(dict.fromkeys(map(key_of, samples_of(samples))), rollout_id)
     version = training_version(list(samples_of(samples)), engine_of(args).version)
-    not_kept = keep_rollouts(rollout_id, args, samples, version)
+    recorded = recorded_of(samples)
+    rollouts = [rollout for _, rollout in recorded]
+    not_kept = keep_rollouts(rollout_id, args, recorded, version)
     if extra_metrics is not None:
         bound = layer_of(args).bounds.environment
-        extra_metrics.update(staleness_metrics(_records(samples), version, bound))
-        extra_metrics.update(rollout_metrics(samples))
+        extra_metrics.update(staleness_metrics(rollouts, version, bound))
+        extra_metrics.update(rollout_metrics(samples, rollouts))
         extra_metrics["staleness/not_kept"] = float(not_kept)
         extra_metrics.update(tally_of(args).metrics())
         extra_metrics.update({f"credit/{name}": float(n) for name, n in credit_counts_of(args).items()})
@@ -50,9 +52,8 @@ def log_rollout(
     return False
 
 
-def rollout_metrics(samples: list[Any]) -> dict[str, float]:
+def rollout_metrics(samples: list[Any], rollouts: list[PartialRollout]) -> dict[str, float]:
     """How often the rollouts of a batch were resumed and what went wrong with them. Zeros included."""
-    rollouts = _records(samples)
     return {
         "rollout/resumed": float(sum(rollout.resumes > 0 for rollout in rollouts)),
         "rollout/resumes": float(sum(rollout.resumes for rollout in rollouts)),
@@ -62,6 +63,7 @@ def rollout_metrics(samples: list[Any]) -> dict[str, float]:
     }
 
 
-def _records(samples: list[Any]) -> list[PartialRollout]:
-    found = (recorded_rollout(sample, shared=True) for sample in samples_of(samples))
-    return [rollout for rollout in found if rollout is not None]
+def recorded_of(samples: list[Any]) -> list[tuple[Any, PartialRollout]]:
+    """The samples that have a record of ours, each with it."""
+    found = ((sample, recorded_rollout(sample, shared=True)) for sample in samples_of(samples))
+    return [(sample, rollout) for sample, rollout in found if rollout is not None]

@@ -37,19 +37,15 @@ ESTIMATORS = ["anchored", "lag_decay", "prefix_is"]
 @pytest.mark.parametrize("whitened", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_hook_gives_slimes_trainer_what_it_gives_ours(
-    ranks: int, whitened: bool, repository: Path, tmp_path: Path
+    ranks: int, whitened: bool, repository: Path, slime_home: str, tmp_path: Path
 ):
-    if not os.environ.get("SLIME_HOME"):
-        pytest.skip(
-            "real slime is not on the package index: name a checkout in SLIME_HOME to test against it"
-        )
     args = args_of(tmp_path, *ESTIMATORS, normalize_advantages=whitened)
     data = convert(args, forked_batch())
     # A log-ratio of its own for each token, so that one that is taken for another shows.
     data["log_probs"] = [
         [v + 0.05 * at for at, v in enumerate(values)] for values in data["rollout_log_probs"]
     ]
-    found = in_slime(repository, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks})
+    found = in_slime(repository, slime_home, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks})
 
     ours = {**data, "loss_masks": [torch.tensor(mask) for mask in data["loss_masks"]]}
     ours["advantages"] = [
@@ -68,19 +64,17 @@ def test_the_hook_gives_slimes_trainer_what_it_gives_ours(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_is_the_hosts_own_advantage_up_to_a_factor_is_whitened_to_the_same(
-    ranks: int, repository: Path, tmp_path: Path
+    ranks: int, repository: Path, slime_home: str, tmp_path: Path
 ):
     """Without families `anchored` is n / (n - 1) times what slime makes of rewards, which whitening takes off."""
-    if not os.environ.get("SLIME_HOME"):
-        pytest.skip(
-            "real slime is not on the package index: name a checkout in SLIME_HOME to test against it"
-        )
     found = []
     for estimator in ("anchored", "grpo"):
         args = args_of(tmp_path, estimator, normalize_advantages=True)
         data = convert(args, [sample(n, reward, rollout("0", 5)) for n, reward in enumerate((1, 0, 0))])
         data["log_probs"] = data["rollout_log_probs"]
-        found.append(in_slime(repository, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks}))
+        found.append(
+            in_slime(repository, slime_home, tmp_path, {"args": flags_of(args), "data": data, "ranks": ranks})
+        )
     ours, slimes = (np.concatenate([np.concatenate(rank) for rank in each["advantages"]]) for each in found)
     assert ours == pytest.approx(slimes, abs=1e-4)
     assert np.abs(ours).max() > 0.5
@@ -91,7 +85,7 @@ def flags_of(args: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(args).items() if k != "generate_state"} | FLAGS
 
 
-def in_slime(repository: Path, folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+def in_slime(repository: Path, slime_home: str, folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     (folder / "data.pickle").write_bytes(pickle.dumps(given))
     done = subprocess.run(
         [
@@ -100,7 +94,7 @@ def in_slime(repository: Path, folder: Path, given: dict[str, Any]) -> dict[str,
             folder / "data.pickle",
             folder / "result.json",
         ],
-        env=os.environ | {"PYTHONPATH": os.environ["SLIME_HOME"]},
+        env=os.environ | {"PYTHONPATH": slime_home},
         cwd=folder,
         capture_output=True,
         text=True,

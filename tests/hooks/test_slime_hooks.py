@@ -283,14 +283,14 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
     assert early.pop("staleness/from_the_future") == 2.0
     assert set(early.values()) == {0.0}
     assert set(staleness_metrics([], version=5, bound=1).values()) == {0.0}
-    assert rollout_metrics(samples) == {
+    assert rollout_metrics(samples, rollouts) == {
         "rollout/resumed": 1.0,
         "rollout/resumes": 2.0,
         "rollout/agent_faults": 0.0,
         "env/snapshot_wait_mean_s": 0.0,
         "env/failed_rollouts": 0.0,
     }
-    assert set(rollout_metrics([]).values()) == {0.0}
+    assert set(rollout_metrics([], []).values()) == {0.0}
 
 
 def test_a_sample_of_no_known_host_is_named() -> None:

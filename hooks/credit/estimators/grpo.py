@@ -3,6 +3,7 @@
 import torch
 
 from midstream.hooks.credit.batch import Credit, CreditBatch
+from midstream.hooks.credit.values import of_groups, sums_by_group
 
 # slime's own guard of its group normalisation against a group without variance.
 EPSILON = 1e-6
@@ -23,17 +24,11 @@ def grpo(batch: CreditBatch, *, normalise: bool = False) -> Credit:
 
 def group_advantages(batch: CreditBatch, *, normalise: bool) -> torch.Tensor:
     """[R] The same of each rollout."""
-    rewards, counted = batch.rewards, batch.counted
-    _, group = torch.unique(batch.groups, return_inverse=True)
-    size = int(group.max()) + 1 if len(group) else 0
-
-    def of_group(values: torch.Tensor) -> torch.Tensor:
-        sums = torch.zeros(size, dtype=torch.float64)
-        return sums.index_add_(0, group, torch.where(counted, values, 0.0))[group]
-
-    count = of_group(torch.ones_like(rewards))
-    above = rewards - of_group(rewards) / count.clamp(min=1)
+    group = of_groups(batch)
+    above = torch.where(batch.counted, batch.rewards - group.mean, 0.0)
     if normalise:
-        deviation = (of_group(above**2) / (count - 1).clamp(min=1)).sqrt()
-        above = torch.where(count > 1, above / (deviation + EPSILON), above)
-    return torch.where(counted, above, 0.0)
+        _, index = torch.unique(batch.groups, return_inverse=True)
+        squares = sums_by_group(batch, above**2)[index]
+        deviation = (squares / (group.count - 1).clamp(min=1)).sqrt()
+        above = torch.where(group.count > 1, above / (deviation + EPSILON), above)
+    return above
