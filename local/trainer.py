@@ -97,6 +97,7 @@ class Trainer:
     def train(self, rollout_id: int, rollout_data: RolloutData) -> dict[str, float]:
         """One step on the data, in slime's order; adds `log_probs`, `advantages` and `returns` to it.
 
+        Like slime's trainer it turns `loss_masks` and `rollout_log_probs` into tensors before the hook sees them.
         The advantage of a sample's tokens is its reward. The generator's log-probs are the old policy of the
         ratio. The data are split in order into minibatches, each one AdamW step, and every loss is divided
         by the action tokens of the whole batch, so that samples without advantage weigh too. Returns the
@@ -104,6 +105,8 @@ class Trainer:
         Raises ValueError where lengths disagree and TrainingDiverged on a gradient that is not finite.
         """
         _check_lengths(rollout_data)
+        for key, dtype in (("loss_masks", torch.int32), ("rollout_log_probs", torch.float32)):
+            rollout_data[key] = [torch.as_tensor(values, dtype=dtype) for values in rollout_data[key]]
         rollout_data["log_probs"] = self.log_probs(rollout_data)
         rollout_data["advantages"] = [
             torch.full((length,), float(reward))
@@ -113,7 +116,7 @@ class Trainer:
         if self._postprocess is not None:
             self._postprocess(self._args, rollout_id, rollout_data)
 
-        totals = _Totals(action_tokens=sum(sum(mask) for mask in rollout_data["loss_masks"]))
+        totals = _Totals(action_tokens=int(torch.cat(rollout_data["loss_masks"]).sum()))
         grad_norms = []
         for minibatch in _split(range(len(rollout_data["tokens"])), self._config.num_minibatches):
             teaching = [i for i in minibatch if _has_advantage(rollout_data, i)]

@@ -21,7 +21,7 @@ from midstream.hooks.credit.lines import FOLDER, KeptError, damaged, read_lines,
 
 _OF_A_STEP = re.compile(r"([0-9]{6,})\.jsonl\.zst")
 # What trainers measured beside it (`measured`), too.
-_OF_ANY_KIND = re.compile(r"([0-9]{6,})(?:\.ratios-[0-9]+)?\.jsonl\.zst")
+_OF_ANY_KIND = re.compile(r"([0-9]{6,})\.(?:ratios-[0-9]+\.json|jsonl)\.zst")
 
 
 @dataclass(frozen=True)

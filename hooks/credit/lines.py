@@ -11,6 +11,7 @@ from midstream.envs.durable import replace_file
 
 FOLDER = "rollouts"
 _LEVEL = 3
+_encode = json.JSONEncoder(allow_nan=False).encode
 
 
 class KeptError(ValueError):
@@ -19,7 +20,7 @@ class KeptError(ValueError):
 
 def write_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
     """Write JSON-able values in place of the file that may be there. Raises OSError, and leaves that one."""
-    lines = "".join(json.dumps(value, allow_nan=False) + "\n" for value in values)
+    lines = "".join(_encode(value) + "\n" for value in values)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(
         path,

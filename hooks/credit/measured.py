@@ -1,18 +1,22 @@
 """What the trainer measured of each rollout, beside what is kept of it: one file for each step and rank.
 
-`rollouts/000012.ratios-3.jsonl.zst` holds a JSON object a line, one for each sample that data-parallel rank 3 trained
-on in step 12.
+`rollouts/000012.ratios-3.json.zst` holds, for the samples that data-parallel rank 3 trained on in step 12, a list for
+each field of `Measurements`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from midstream.hooks.credit.lines import FOLDER, damaged, read_lines, write_lines
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.ratios import Ratios, prefix_squares
 from midstream.hooks.credit.training import Segments
+
+# Of what is kept; more take twice as long to write.
+_DIGITS = 6
 
 
 def rollout_key(group_key: str, index: int | None) -> str:
@@ -37,42 +41,66 @@ class Measured:
     prefix_log_ratio_sq: float
     products: tuple[tuple[int, float], ...]
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Measured":
-        """The inverse of `vars`, after JSON. Raises TypeError or LookupError where it is no such."""
-        return cls(**{**value, "products": tuple((at, log) for at, log in value["products"])})
+
+@dataclass(frozen=True)
+class Measurements:
+    """Those of a rank in one step: a number for each sample, and for each turn that began in a state with a snapshot.
+
+    Attributes:
+        keys, older_tokens, prefix_log_ratio_sq: As in `Measured`, of each sample.
+        samples: The position of each turn's sample, ascending.
+        starts: The response token at which it began.
+        log_products: The log of the prefix product there, in nats.
+    """
+
+    keys: list[str]
+    older_tokens: list[int]
+    prefix_log_ratio_sq: list[float]
+    samples: list[int]
+    starts: list[int]
+    log_products: list[float]
+
+    def by_key(self) -> dict[str, Measured]:
+        """Raises ValueError, TypeError or LookupError where lists do not fit each other."""
+        products: list[list[tuple[int, float]]] = [[] for _ in self.keys]
+        for sample, at, log in zip(self.samples, self.starts, self.log_products, strict=True):
+            products[sample].append((at, log))
+        of_samples = zip(self.keys, self.older_tokens, self.prefix_log_ratio_sq, products, strict=True)
+        return {key: Measured(key, older, square, tuple(turns)) for key, older, square, turns in of_samples}
 
 
-def measured(notes: Sequence[Note], segments: Segments, ratios: Ratios) -> list[Measured]:
-    """A line for each sample of a rank."""
-    squares, older = (values.tolist() for values in prefix_squares(segments, ratios))
-    products = ratios.products.tolist()
-    found, first = [], 0
-    for sample, note in enumerate(notes):
-        at, logs = 0, []
-        for number, length in enumerate(note.lengths):
-            if note.at_snapshot[number]:
-                logs.append((at, products[first + number]))
-            at += length
-        first += len(note.lengths)
-        found.append(Measured(note.key, int(older[sample]), squares[sample], tuple(logs)))
-    return found
+def measured(notes: Sequence[Note], segments: Segments, ratios: Ratios) -> Measurements:
+    """Of the samples of a rank."""
+    squares, older = prefix_squares(segments, ratios)
+    here = segments.at_snapshot
+    starts = segments.lengths.cumsum(0) - segments.lengths
+    of_samples = torch.zeros(segments.count, dtype=torch.int64, device=starts.device)
+    of_samples.index_add_(0, segments.samples, segments.lengths)
+    before = (of_samples.cumsum(0) - of_samples)[segments.samples]
+    return Measurements(
+        [note.key for note in notes],
+        older.to(torch.int64).tolist(),
+        squares.round(decimals=_DIGITS).tolist(),
+        segments.samples[here].tolist(),
+        (starts - before)[here].tolist(),
+        ratios.products[here].round(decimals=_DIGITS).tolist(),
+    )
 
 
-def keep_measured(run_dir: Path, step: int, rank: int, rollouts: Sequence[Measured]) -> None:
+def keep_measured(run_dir: Path, step: int, rank: int, measurements: Measurements) -> None:
     """Write a rank's file of a step. Raises OSError, with its old file as it was."""
-    path = run_dir / FOLDER / f"{step:06d}.ratios-{rank}.jsonl.zst"
-    write_lines(path, map(vars, rollouts))
+    path = run_dir / FOLDER / f"{step:06d}.ratios-{rank}.json.zst"
+    write_lines(path, [vars(measurements)])
 
 
 def measured_in(run_dir: Path, step: int) -> dict[str, Measured]:
     """What all ranks measured in a step, by key; none where nothing is there. Raises KeptError."""
     found = {}
-    for path in sorted((run_dir / FOLDER).glob(f"{step:06d}.ratios-*.jsonl.zst")):
+    for path in sorted((run_dir / FOLDER).glob(f"{step:06d}.ratios-*.json.zst")):
         values = read_lines(path)
         try:
-            rollouts = [Measured.from_json(value) for value in values]
+            [columns] = values
+            found.update(Measurements(**columns).by_key())
         except (TypeError, LookupError, ValueError) as error:
             raise damaged(path, error) from error
-        found.update({rollout.key: rollout for rollout in rollouts})
     return found

@@ -14,6 +14,13 @@ Reduce = Callable[[Tensor], Tensor]
 
 # Lags in policy versions at which an effective sample size is told on its own, up to each of these.
 _LAGS = (0, 1, 2, 4, 8, 16)
+_BANDS = [
+    *(
+        str(high) if high - low == 1 else f"{low + 1}_{high}"
+        for low, high in itertools.pairwise((-1, *_LAGS))
+    ),
+    f"above_{_LAGS[-1]}",
+]
 
 
 @dataclass(frozen=True)
@@ -59,18 +66,19 @@ def ratios_of(
     """
     made = segments.made[segments.of_tokens]
     tokens = torch.where(made, (log_probs - recorded).to(torch.float64), 0.0)
-    sums = torch.zeros(len(segments.made), 2, dtype=torch.float64, device=tokens.device)
-    sums = reduce(sums.index_add_(0, segments.of_tokens, torch.stack([tokens, tokens**2], dim=1)))
-    products = prefix_products(sums[:, 0], segments.samples)
-    return Ratios(tokens, made & (mask > 0), sums[:, 0], sums[:, 1], products)
+    sums = tokens.new_zeros(2, len(segments.made))
+    for row, values in zip(sums, (tokens, tokens**2), strict=True):
+        row.index_add_(0, segments.of_tokens, values)
+    of_segments, squares = reduce(sums)
+    products = prefix_products(of_segments, segments.samples)
+    return Ratios(tokens, made & (mask > 0), of_segments, squares, products)
 
 
 def prefix_squares(segments: Segments, ratios: Ratios) -> tuple[Tensor, Tensor]:
     """[N] The mean squared log-ratio of what is older than the newest version of its sample; and how many tokens."""
     values = torch.stack([ratios.squares, segments.lengths.to(torch.float64)], dim=1)
     values = torch.where(segments.older[:, None], values, 0.0)
-    sums = torch.zeros(segments.count, 2, dtype=torch.float64, device=values.device)
-    sums.index_add_(0, segments.samples, values)
+    sums = values.new_zeros(segments.count, 2).index_add_(0, segments.samples, values)
     return sums[:, 0] / sums[:, 1].clamp(min=1), sums[:, 1]
 
 
@@ -83,41 +91,42 @@ def ratio_metrics(segments: Segments, ratios: Ratios | None) -> dict[str, float]
     if ratios is None:
         nothing = torch.zeros_like(segments.of_tokens)
         ratios = ratios_of(segments, nothing, nothing, nothing, lambda sums: sums)
-    log_ratios = ratios.tokens[ratios.trained]
-    lags = segments.lags[segments.of_tokens][ratios.trained]
     squares, older = prefix_squares(segments, ratios)
     products = ratios.products[segments.at_snapshot]
     lowest, highest = products.aminmax() if len(products) else (0.0, 0.0)
+    of_loss = ratios.trained
+    weights = torch.where(of_loss, ratios.tokens.exp(), 0.0)
+    count = max(int(of_loss.sum()), 1)
+    bands = torch.bucketize(segments.lags, torch.tensor(_LAGS, device=segments.lags.device))
+    bands = torch.where(of_loss, bands[segments.of_tokens], len(_LAGS) + 1)
+    sizes = effective_sample_sizes(ratios.tokens, bands, len(_LAGS) + 2).tolist()
     return {
         "staleness/measured": measured,
-        "staleness/ratio_mean": _mean(log_ratios.exp()),
-        "staleness/ratio_deviation": _mean((log_ratios.exp() - 1).abs()),
-        "staleness/log_ratio_sq": _mean(log_ratios**2),
+        "staleness/ratio_mean": float(weights.sum()) / count,
+        "staleness/ratio_deviation": float(((weights - 1).abs() * of_loss).sum()) / count,
+        "staleness/log_ratio_sq": float((ratios.tokens**2 * of_loss).sum()) / count,
         "staleness/prefix_log_ratio_sq": float((squares * older).sum() / older.sum().clamp(min=1)),
         "staleness/prefix_log_ratio_sq_max": float(squares.max()) if len(squares) else 0.0,
         "staleness/prefix_product_log_mean": _mean(products),
         "staleness/prefix_product_log_min": float(lowest),
         "staleness/prefix_product_log_max": float(highest),
-    } | {
-        f"staleness/ess_lag_{name}": effective_sample_size(log_ratios[(low < lags) & (lags <= high)])
-        for name, low, high in _lag_bands()
-    }
+    } | {f"staleness/ess_lag_{name}": size for name, size in zip(_BANDS, sizes[:-1], strict=True)}
 
 
-def effective_sample_size(log_ratios: Tensor) -> float:
-    """(sum w)^2 / (n sum w^2) of the weights exp(`log_ratios`) [n], in (0, 1]; 1 where there is none (Kish 1965)."""
+def effective_sample_sizes(log_ratios: Tensor, bands: Tensor, count: int) -> Tensor:
+    """[count] (sum w)^2 / (n sum w^2) in each band, of the weights exp(`log_ratios`) [n]; source: Kish 1965.
+
+    `bands` [n] are numbers below `count`. In (0, 1]; 1 where a band is empty.
+    """
     if not len(log_ratios):
-        return 1.0
-    weights = (log_ratios - log_ratios.max()).exp()  # the largest is 1: no sum overflows
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
-
-
-def _lag_bands() -> list[tuple[str, float, float]]:
-    """Name, and lags above the first number up to the second."""
-    bands = [
-        (str(h) if h - low == 1 else f"{low + 1}_{h}", low, h) for low, h in itertools.pairwise((-1, *_LAGS))
-    ]
-    return [*bands, (f"above_{_LAGS[-1]}", _LAGS[-1], float("inf"))]
+        return torch.ones(count)
+    largest = log_ratios.new_zeros(count).scatter_reduce(0, bands, log_ratios, "amax", include_self=False)
+    weights = (log_ratios - largest[bands]).exp()  # the largest of a band is 1: no sum overflows
+    sums = log_ratios.new_zeros(3, count)
+    for row, values in zip(sums, (torch.ones_like(weights), weights, weights**2), strict=True):
+        row.index_add_(0, bands, values)
+    numbers, totals, squares = sums
+    return torch.where(numbers > 0, totals**2 / (numbers * squares), 1.0)
 
 
 def _mean(values: Tensor) -> float:

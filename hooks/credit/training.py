@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from midstream.hooks.credit.batch import NONE, is_outdated, per_token
+from midstream.hooks.credit.joined import joined
 from midstream.hooks.credit.note import Note
 
-Owned = Callable[[Tensor, int], Tensor]
-"""The entries of a tensor over the response of a sample that this rank owns, given the sample's index."""
+Owned = Callable[[Tensor], Tensor]
+"""From a tensor over the responses of all samples to the entries that this rank owns, [T]."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,11 @@ def segments_of(
     """Lay the notes of N samples out; raises NoteError where one does not fit its response."""
     for note, length in zip(notes, response_lengths, strict=True):
         note.check(length)
-    counts = torch.tensor([len(note.lengths) for note in notes])
-    samples = per_token(torch.arange(len(notes)), counts)
-    lengths = torch.tensor([length for note in notes for length in note.lengths], dtype=torch.int64)
-    versions = torch.tensor([version for note in notes for version in note.versions], dtype=torch.int64)
+    samples = per_token(torch.arange(len(notes)), _counts(notes))
+    lengths = joined((note.lengths for note in notes), torch.int64)
+    versions = joined((note.versions for note in notes), torch.int64)
     trains = torch.tensor([note.version for note in notes], dtype=torch.int64)
-    of_tokens = per_token(torch.arange(len(lengths)), lengths).split(list(response_lengths))
+    of_tokens = per_token(torch.arange(len(lengths)), lengths)
     made = versions != NONE
     found = {
         "samples": samples,
@@ -61,8 +61,8 @@ def segments_of(
         "made": made,
         "lags": torch.where(made, (trains[samples] - versions).clamp(min=0), 0),
         "older": is_outdated(versions, samples, len(notes)),
-        "at_snapshot": torch.tensor([at for note in notes for at in note.at_snapshot], dtype=torch.bool),
-        "of_tokens": torch.cat([owned(each, index) for index, each in enumerate(of_tokens)]),
+        "at_snapshot": joined((note.at_snapshot for note in notes), torch.bool),
+        "of_tokens": owned(of_tokens),
     }
     return Segments(len(notes), **{name: value.to(device) for name, value in found.items()})
 
@@ -74,17 +74,17 @@ def advantages_of(notes: Sequence[Note], device: torch.device) -> tuple[Tensor, 
     """
     if any(note.advantages is None for note in notes):
         return None
-    ours = [value for note in notes for value in note.advantages or ()]
-    spread = [note.spread for note in notes for _ in note.lengths]
-    return torch.tensor(ours, device=device), torch.tensor(spread, device=device)
+    ours = joined((note.advantages or () for note in notes), torch.float64)
+    spread = torch.tensor([note.spread for note in notes], dtype=torch.float64)
+    return ours.to(device), per_token(spread, _counts(notes)).to(device)
 
 
 def weights_of(notes: Sequence[Note], device: torch.device) -> Tensor | None:
     """[S] What advantages are multiplied with, None where by nothing."""
     if all(note.weights is None for note in notes):
         return None
-    weights = [w for note in notes for w in note.weights or [1.0] * len(note.lengths)]
-    return torch.tensor(weights, device=device)
+    weights = joined((note.weights or [1.0] * len(note.lengths) for note in notes), torch.float64)
+    return weights.to(device)
 
 
 def credit_metrics(
@@ -95,16 +95,19 @@ def credit_metrics(
     `prefix_weights` are those of `prefix_is`, None where it has no part.
     """
     trained = mask > 0
-    before, after = given[trained], changed[trained]
-    weights = torch.ones(1) if prefix_weights is None else prefix_weights[trained]
-    size = before.abs().sum()
+    count = max(int(trained.sum()), 1)
+    size = float((given.abs() * trained).sum())
+    weights = torch.ones_like(given) if prefix_weights is None else prefix_weights
     return {
-        "credit/changed": _mean((before != after).double()),
-        "credit/size": float(after.abs().sum() / size) if size else 0.0,
-        "credit/prefix_weight_mean": _mean(weights),
-        "credit/prefix_weight_bounded": 0.0 if prefix_weights is None else _mean((weights >= bound).double()),
+        "credit/changed": float(((given != changed) & trained).sum()) / count,
+        "credit/size": float((changed.abs() * trained).sum()) / size if size else 0.0,
+        "credit/prefix_weight_mean": float((weights * trained).sum()) / count,
+        "credit/prefix_weight_bounded": 0.0
+        if prefix_weights is None
+        else float(((weights >= bound) & trained).sum()) / count,
     }
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.mean()) if len(values) else 0.0
+def _counts(notes: Sequence[Note]) -> Tensor:
+    """[N] Segments of each sample."""
+    return torch.tensor([len(note.lengths) for note in notes], dtype=torch.int64)

@@ -1,7 +1,8 @@
 """``--rollout-data-postprocess-path midstream.hooks.slime.credit.apply_credit``"""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from midstream.conf.schema.credit import CreditConfig
 from midstream.hooks.credit.estimators.prefix_is import prefix_is
+from midstream.hooks.credit.joined import joined
 from midstream.hooks.credit.measured import measured
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.ratios import Ratios, ratio_metrics, ratios_of
@@ -41,11 +43,10 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     lengths = [int(length) for length in rollout_data["response_lengths"]]
     ranks = Ranks(args, rollout_data["total_lengths"], lengths)
     segments = segments_of(notes, lengths, ranks.owned, device)
-    masks = _joined(rollout_data["loss_masks"], device).split(lengths)
-    mask = torch.cat([ranks.owned(each, index) for index, each in enumerate(masks)])
+    mask = ranks.owned(_flat(rollout_data["loss_masks"], device))
     ratios = _ratios(rollout_data, segments, mask, ranks)
     if ratios is not None:
-        _check_finite("a log-prob", ratios.sums, segments.samples, notes)
+        _check_finite("a log-prob", ratios.sums, lambda: segments.samples, notes)
     given = torch.cat(advantages)
     flat = _replaced(args, notes, segments, given, mask, ranks)
     of_segments = weights_of(notes, device)
@@ -54,15 +55,16 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     weights = _prefix_weights(credit, segments, ratios) if "prefix_is" in credit.estimators else None
     if weights is not None:
         flat = flat * weights.to(flat.dtype)
-    _check_finite("an advantage", flat * mask, segments.samples[segments.of_tokens], notes)
+    _check_finite("an advantage", flat * mask, lambda: segments.samples[segments.of_tokens], notes)
     rollout_data["advantages"] = list(flat.split([len(each) for each in advantages]))
-    if ratios is not None and ranks.is_first:
-        keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
     metrics = ratio_metrics(segments, ratios) | credit_metrics(
         given, flat, mask, weights, credit.prefix_is.bound
     )
     for name, value in metrics.items():
         rollout_data[name] = [value] * len(notes)
+    if ratios is not None and ranks.is_first:
+        measure = partial(measured, notes, segments, ratios)
+        keep_measurements(args, rollout_id, ranks.data_parallel, measure)
 
 
 def _notes_of(credit: CreditConfig, rollout_id: int, rollout_data: RolloutData) -> list[Note]:
@@ -101,14 +103,14 @@ def _ratios(rollout_data: RolloutData, segments: Segments, mask: Tensor, ranks: 
     if not now or not recorded:
         return None
     device = mask.device
-    return ratios_of(segments, _joined(now, device), _joined(recorded, device), mask, ranks.summed)
+    return ratios_of(segments, _flat(now, device), _flat(recorded, device), mask, ranks.summed)
 
 
-def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
-    """One tensor of those of all samples, which are tensors or lists; a list alone costs as much as a batch of them."""
+def _flat(values: Sequence[Any], device: torch.device) -> Tensor:
+    """One tensor of those of all samples, which are tensors or lists."""
     if all(isinstance(each, Tensor) for each in values):
-        return torch.cat([each.to(device) for each in values])
-    return torch.tensor([value for each in values for value in each], device=device)
+        return torch.cat(list(values)).to(device)
+    return joined(values, torch.float32).to(device)
 
 
 def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | None) -> Tensor:
@@ -125,11 +127,12 @@ def _prefix_weights(credit: CreditConfig, segments: Segments, ratios: Ratios | N
     return prefix_is(own, totals[segments.of_tokens], credit.prefix_is.bound)
 
 
-def _check_finite(what: str, values: Tensor, samples: Tensor, notes: list[Note]) -> None:
-    """Raise ValueError that names the rollout; `samples` has the sample of each of `values`."""
-    broken = samples[~values.isfinite()]
-    if len(broken):
+def _check_finite(what: str, values: Tensor, samples_of: Callable[[], Tensor], notes: list[Note]) -> None:
+    """Raise ValueError that names the rollout; `samples_of` gives the sample of each of `values`."""
+    is_finite = values.isfinite()
+    if not is_finite.all():
+        broken = notes[int(samples_of()[~is_finite][0])]
         raise ValueError(
-            f"{what} of rollout {notes[int(broken[0])].key} is not finite: look for log-probs or rewards that are not "
-            "in the samples of this step"
+            f"{what} of rollout {broken.key} is not finite: look for log-probs or rewards that are not in the samples "
+            "of this step"
         )

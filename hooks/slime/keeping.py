@@ -3,18 +3,22 @@
 import logging
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import LayerConfig
 from midstream.hooks.credit.kept import described, keep
-from midstream.hooks.credit.measured import Measured, keep_measured
+from midstream.hooks.credit.measured import Measurements, keep_measured
 from midstream.hooks.slime.settings import layer_of
 
 _logger = logging.getLogger(__name__)
 # Faults of the disk that the log has already.
 _said: set[int | None] = set()
+# A shared path may take longer than a step's last pass.
+_writer = ThreadPoolExecutor(1, thread_name_prefix="midstream-keeping")
+_pending: list[Future[bool]] = []
 
 
 def keep_rollouts(
@@ -39,11 +43,27 @@ def keep_rollouts(
     return 0
 
 
-def keep_measurements(args: Namespace, rollout_id: int, rank: int, rollouts: list[Measured]) -> None:
-    """Keep what a rank of the trainer measured; where the disk refuses, training goes on without."""
+def keep_measurements(
+    args: Namespace, rollout_id: int, rank: int, measure: Callable[[], Measurements]
+) -> None:
+    """Keep what a rank of the trainer measured; where the disk refuses, training goes on without.
+
+    A train step does not wait for it; the next one does. What went wrong beside the disk is raised there.
+    """
     layer = layer_of(args)
+    finish_keeping()
     if layer.credit.keep_rollouts:
-        _written(lambda run_dir: keep_measured(run_dir, rollout_id, rank, rollouts), layer)
+        _pending.append(
+            _writer.submit(
+                _written, lambda run_dir: keep_measured(run_dir, rollout_id, rank, measure()), layer
+            )
+        )
+
+
+def finish_keeping() -> None:
+    """Wait until what was measured is written. The end of a process waits, too."""
+    while _pending:
+        _pending.pop().result()
 
 
 def _written(write: Callable[[Path], None], layer: LayerConfig) -> bool:

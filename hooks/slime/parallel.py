@@ -40,12 +40,14 @@ class Ranks:
         ranks = (self._state.get_context_parallel_rank, self._state.get_tensor_model_parallel_rank)
         return not self._is_spread or not any(rank() for rank in ranks)
 
-    def owned(self, values: Tensor, sample: int) -> Tensor:
-        """The entries of a tensor over the whole response of a sample that this rank owns."""
+    def owned(self, values: Tensor) -> Tensor:
+        """The entries of a tensor over the whole responses of all samples that this rank owns, in their order."""
         if self._slice is None:
             return values
-        result: Tensor = self._slice(values, *self._lengths[sample])
-        return result
+        parts = values.split([response for _, response in self._lengths])
+        return torch.cat(
+            [self._slice(part, *lengths) for part, lengths in zip(parts, self._lengths, strict=True)]
+        )
 
     def summed(self, values: Tensor) -> Tensor:
         """The sum over the ranks that own slices of the same samples."""

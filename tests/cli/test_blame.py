@@ -132,7 +132,7 @@ def test_a_damaged_file_is_said_and_the_others_told(capsys: pytest.CaptureFixtur
 def test_what_a_step_measured_is_read_once_for_all_its_rollouts(
     capsys: pytest.CaptureFixture[str], run: Path
 ) -> None:
-    path = run / FOLDER / "000002.ratios-0.jsonl.zst"
+    path = run / FOLDER / "000002.ratios-0.json.zst"
     path.write_bytes(b"torn")
     code, out, err = said(capsys, run, "--json")
     [found] = json.loads(out)["runs"]

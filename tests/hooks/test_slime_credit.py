@@ -16,6 +16,7 @@ from midstream.hooks.slime import keeping
 from midstream.hooks.slime.credit import apply_credit
 from midstream.hooks.slime.credit_flags import check_credit
 from midstream.hooks.slime.host import Host, register
+from midstream.hooks.slime.keeping import finish_keeping
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.settings import credit_counts_of, engine_of
 from midstream.local.batch import convert
@@ -120,6 +121,7 @@ def test_what_the_trainer_measured_is_kept_for_each_rollout(tmp_path: Path):
     data = trainer_data(args, forked_batch())
     data["log_probs"][5][:2] += 0.3
     apply_credit(args, 12, data)
+    finish_keeping()
     found = measured_in(tmp_path, 12)
     assert list(found) == ["0/0", "0/1", "0/2", "0/3", "1/4", "1/5"]
     assert found["0/0"].older_tokens == 0
@@ -135,6 +137,7 @@ def test_a_run_directory_that_refuses_stops_no_training(
     args = args_of(tmp_path, "grpo")
     (tmp_path / FOLDER).write_text("no folder")
     apply_credit(args, 0, trainer_data(args, forked_batch()))
+    finish_keeping()
     assert "cannot keep what is trained on" in caplog.text
 
 
@@ -258,6 +261,7 @@ def test_a_sample_without_a_token_may_be_the_last_of_its_rank(tmp_path: Path):
     apply_credit(args, 3, data)
     assert by_turn({"advantages": data["advantages"][:6]})[4:] == [[1, 1], [-1, -1]]
     assert len(data["advantages"][6]) == 0
+    finish_keeping()
     assert measured_in(tmp_path, 3)["1/6"].products == ()
 
 

@@ -15,7 +15,7 @@ from midstream.buffers.lags import Lags
 from midstream.buffers.rollout import Span, Status
 from midstream.hooks.credit.kept import KeptRollout, described, has_kept, keep, kept_rollouts
 from midstream.hooks.credit.lines import FOLDER
-from midstream.hooks.credit.measured import Measured, keep_measured, measured_in
+from midstream.hooks.credit.measured import Measurements, keep_measured, measured_in
 from tests.buffers.made import played
 
 
@@ -62,7 +62,7 @@ def test_the_newest_step_comes_first_and_a_batch_keeps_its_order(tmp_path: Path)
 def test_a_step_that_is_done_again_takes_the_place_of_what_came_after_it(tmp_path: Path) -> None:
     for step in range(4):
         keep(tmp_path, step, [made(step, step)])
-        keep_measured(tmp_path, step, 3, [Measured(f"group/{step}", 0, 0.0, ())])
+        keep_measured(tmp_path, step, 3, Measurements([f"group/{step}"], [0], [0.0], [], [], []))
     keep(tmp_path, 1, [made(1, 10)])
     assert [rollout.index for rollout in read(tmp_path)[0]] == [10, 0]
     # Fewer ranks may measure it this time.
