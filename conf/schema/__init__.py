@@ -5,6 +5,7 @@ one-machine job, the layer's included. Unknown keys are refused, values are not 
 """
 
 from midstream.conf.schema.credit import CreditConfig
+from midstream.conf.schema.curriculum import CurriculumConfig
 from midstream.conf.schema.environment import EnvironmentConfig, LimitsConfig, PoolConfig, SnapshotConfig
 from midstream.conf.schema.job import JobConfig
 from midstream.conf.schema.layer import EngineConfig, LayerConfig, TurnConfig
@@ -21,6 +22,7 @@ from midstream.conf.schema.sections import (
 __all__ = [
     "BoundsConfig",
     "CreditConfig",
+    "CurriculumConfig",
     "EngineConfig",
     "EnvironmentConfig",
     "JobConfig",

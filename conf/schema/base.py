@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -15,6 +15,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    live: ClassVar[bool] = False
+    """Whether its settings can be changed while the job runs."""
 
 
 PathSetting = Annotated[Path, Field(strict=False)]

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from midstream.conf.errors import Problem, refuse
 from midstream.conf.schema.base import Count, PathSetting, Seconds, Section
 from midstream.conf.schema.credit import CreditConfig, credit_problems
+from midstream.conf.schema.curriculum import CurriculumConfig, curriculum_problems
 from midstream.conf.schema.environment import EnvironmentConfig, SnapshotConfig
 from midstream.conf.schema.policies import (
     BoundsConfig,
@@ -67,6 +68,7 @@ class LayerConfig(Section):
     policies: PoliciesConfig = Field(default_factory=PoliciesConfig)
     bounds: BoundsConfig = Field(default_factory=BoundsConfig)
     credit: CreditConfig = Field(default_factory=CreditConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     journal: JournalConfig = Field(default_factory=JournalConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     snapshots: SnapshotConfig = Field(default_factory=SnapshotConfig)
@@ -81,6 +83,7 @@ class LayerConfig(Section):
                 *bound_problems(self.resume_policy, self.policies, self.bounds),
                 *deadline_problems(self.bounds, longest_s),
                 *credit_problems(self.resume_policy, self.credit),
+                *curriculum_problems(self.curriculum),
             ]
         )
         return self

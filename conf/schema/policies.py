@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -90,6 +90,8 @@ Lag = Annotated[int, Field(ge=0)]
 
 class BoundsConfig(Section):
     """Bounds that hold under every policy, each off where it is null; lags are in policy versions."""
+
+    live: ClassVar[bool] = True
 
     trajectory: Lag | None = 16
     """The largest lag of a rollout's first token."""
