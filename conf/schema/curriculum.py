@@ -31,9 +31,10 @@ class ForgetConfig(Section):
 
     half_life: float | None = Field(default=100.0, gt=0)
     """In policy versions; null: never."""
-    surprise: float | None = Field(default=6.0, gt=0)
-    """In nats: so much likelier must the groups of a source be under what its prompts were before anything was known
-    than under what is known of them, before most of that is forgotten at once. null: never."""
+    surprise: float | None = Field(default=8.0, gt=0)
+    """In nats: once the groups of a source have been so much likelier without what is known of its prompts than with
+    it, most of that is forgotten at once. Lower notices a sudden change earlier, and sees some that are not there.
+    null: never."""
 
 
 class GateConfig(Section):
@@ -41,14 +42,14 @@ class GateConfig(Section):
 
     live: ClassVar[bool] = True
 
-    min_informative: Share = 0.3
+    min_informative: Share = 0.5
     """A prompt whose group informs with less than that probability is passed over; 0: none is."""
     by: Literal["mean", "thompson"] = "mean"
     """mean: the probability as it is expected. thompson: as it is under one pass rate drawn from what is believed."""
-    explore: Share = 0.02
-    """The share of groups that go to prompts which the gate passes over, those first that were passed over most
-    often."""
-    max_passes: Count = 32
+    explore: Share = 0.01
+    """The least share of groups that go to prompts which the gate passes over; more while groups that were expected to
+    inform do not, up to half. 0: none, whatever happens."""
+    max_passes: Count = 64
     """A prompt that was passed over so often in a row, by the gate or the sampler, is played when it comes up again."""
 
 
@@ -57,12 +58,12 @@ class SamplerConfig(Section):
 
     live: ClassVar[bool] = True
 
-    by: Literal["uniform", "information", "target"] = "uniform"
-    """uniform: as they come up. information: those whose rewards vary most for what a group costs. target: those whose
-    pass rate is nearest to `target`."""
+    by: Literal["uniform", "information", "target"] = "information"
+    """information: those first whose rewards vary most for what a rollout costs. target: those whose pass rate is
+    nearest to `target`. uniform: as they come up."""
     target: Share = 0.5
-    candidates: Count = 4
-    """So many prompts come up for each that is played; the others come up again after all others of their source."""
+    candidates: Count = 8
+    """One of so many that pass the gate is played, the others come up again in the next round; not under uniform."""
     token_cost: float = Field(default=1.0, ge=0)
     """What a generated token costs, in any unit."""
     turn_cost: float = Field(default=0.0, ge=0)

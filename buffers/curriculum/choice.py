@@ -1,0 +1,109 @@
+"""Which prompt is played next: the gate, the score, and the source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from midstream.buffers.curriculum.book import Cost
+from midstream.buffers.curriculum.posterior import (
+    deviation,
+    informative,
+    informative_at,
+    informative_deviation,
+    variance_of_rewards,
+)
+from midstream.conf.schema.curriculum import GateConfig, SamplerConfig
+
+
+@dataclass(frozen=True)
+class Belief:
+    """Of a prompt: Beta(a, b), of which so many rollouts' worth is its own."""
+
+    a: float
+    b: float
+    evidence: float
+
+    @property
+    def pass_rate(self) -> float:
+        """Expected."""
+        return self.a / (self.a + self.b)
+
+
+def chance(belief: Belief, size: int, *, by_group: bool) -> float:
+    """That a group of so many informs; `by_group` says that what is believed is of groups, not of rollouts."""
+    return belief.pass_rate if by_group else informative(belief.a, belief.b, size)
+
+
+def passes_gate(
+    belief: Belief, size: int, gate: GateConfig, random: np.random.Generator, *, by_group: bool
+) -> bool:
+    """Whether a prompt is worth a group; of one of which less than a rollout is known the best is hoped."""
+    if gate.min_informative <= 0:
+        return True
+    if gate.by == "thompson":
+        p = float(random.beta(belief.a, belief.b))
+        return (p if by_group else informative_at(p, size)) >= gate.min_informative
+    hope = 0.0
+    if belief.evidence < 1:
+        hope = deviation(belief.a, belief.b) if by_group else informative_deviation(belief.a, belief.b, size)
+    return chance(belief, size, by_group=by_group) + hope >= gate.min_informative
+
+
+def score(belief: Belief, cost: Cost, sampler: SamplerConfig) -> float:
+    """The larger, the sooner a prompt is played."""
+    if sampler.by == "target":
+        return -abs(belief.pass_rate - sampler.target)
+    price = (
+        sampler.token_cost * cost.tokens + sampler.turn_cost * cost.turns + sampler.second_cost * cost.seconds
+    )
+    return variance_of_rewards(belief.a, belief.b) / (price or 1.0)
+
+
+# Of what groups fell short of, the weight of the newest; half of the groups may explore, and a shortfall that chance
+# alone makes calls for none.
+_NEWEST, _MOST, _BY_CHANCE = 1 / 8, 0.5, 0.2
+
+
+@dataclass
+class Exploration:
+    """When a group goes to a prompt that the gate passes over: more often while predictions do not come true."""
+
+    shortfall: float = 0.0
+    credit: float = 0.0
+
+    def observe(self, expected: float, informs: bool) -> None:
+        """A group that the gate let through informs, or not, after it was expected to with this probability."""
+        self.shortfall += _NEWEST * (expected - informs - self.shortfall)
+
+    def begin_anew(self) -> None:
+        """What fell short was of beliefs that are forgotten."""
+        self.shortfall = 0.0
+
+    def is_due(self, floor: float) -> bool:
+        """Whether the next group explores; `floor` is the least share of groups that do."""
+        self.credit += min(_MOST, floor + max(0.0, self.shortfall - _BY_CHANCE)) if floor > 0 else 0.0
+        if self.credit < 1:
+            return False
+        self.credit -= 1
+        return True
+
+
+@dataclass
+class Turns:
+    """Whose turn it is: groups are given to sources in the shares of their weights (D'Hondt's method)."""
+
+    given: dict[str, float] = field(default_factory=dict)
+
+    def next(self, weights: Mapping[str, float]) -> str:
+        """The source whose turn it is; `weights` has at least one above 0."""
+        ahead = {
+            name: (self.given.get(name, 0.0) + 1) / weight for name, weight in weights.items() if weight > 0
+        }
+        chosen = min(ahead, key=lambda name: (ahead[name], name))
+        self.given[chosen] = self.given.get(chosen, 0.0) + 1
+        return chosen
+
+    def forget(self) -> None:
+        """Begin anew, as when weights change: nobody has a debt to pay."""
+        self.given.clear()

@@ -1,0 +1,182 @@
+"""Which prompts of a dataset are played, from what became of those that were."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from midstream.buffers.curriculum.book import Book, Cost
+from midstream.buffers.curriculum.choice import Belief, chance
+from midstream.buffers.curriculum.drawing import Drawing, Prompts
+from midstream.buffers.curriculum.filter import Filter, are_equal, successes
+from midstream.buffers.curriculum.source import Source
+from midstream.buffers.curriculum.tally import BINS, Calibration, StepTally
+from midstream.conf.schema.curriculum import CurriculumConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a group.
+
+    Attributes:
+        digest: of its prompt.
+        rewards: of the members that count: those whose infrastructure failed do not, nor those that were given up.
+        cost: of a rollout, on average.
+        tokens_saved: what was not generated because the group was given up; None where it was not.
+    """
+
+    digest: int
+    rewards: Sequence[float]
+    cost: Cost
+    tokens_saved: float | None = None
+
+
+class Curriculum:
+    """Chooses prompts, and remembers what came of them."""
+
+    def __init__(
+        self,
+        config: CurriculumConfig,
+        prompts: Prompts,
+        *,
+        group_size: int,
+        groups_per_step: int,
+        seed: int,
+        shuffle: bool,
+    ) -> None:
+        """`shuffle` False walks through the dataset in its order.
+
+        Raises:
+            ValueError: there are no prompts.
+        """
+        if not len(prompts.digests):
+            raise ValueError("the dataset has no prompts")
+        self.config = config
+        self.group_size = group_size
+        self.book = Book(prompts.digests)
+        self.names = list(prompts.names)
+        self.source_of_row = np.zeros(len(self.book), np.int32)
+        self.source_of_row[self.book.rows_of(prompts.digests)] = prompts.sources
+        self.sources = {name: Source() for name in self.names}
+        self.calibrations = {name: Calibration() for name in self.names}
+        self._step = {name: StepTally() for name in self.names}
+        self.drawing = Drawing(
+            prompts,
+            self.book,
+            size=group_size,
+            seed=seed,
+            shuffle=shuffle,
+            believe=self._believe,
+            tally=lambda row: self._step[self._name_of(row)],
+        )
+        self.filter = Filter(groups_per_step)
+
+    def configure(self, config: CurriculumConfig) -> None:
+        """Go on under other settings."""
+        if config.sampler.weights != self.config.sampler.weights:
+            self.drawing.turns.forget()
+        self.config = config
+
+    def advance(self, version: int) -> None:
+        """The policy has come to this version."""
+        for source in self.sources.values():
+            source.advance(version, self.config.forget)
+
+    def take(self, count: int) -> list[int]:
+        """The positions of the prompts that are played next."""
+        return [self.drawing.next(self.config) for _ in range(count)]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a group that has come to its end, trained on or not. One that is not in the dataset is nothing."""
+        row = self.book.row_of(outcome.digest)
+        if row is None:
+            return
+        name = self._name_of(row)
+        source, tally = self.sources[name], self._step[name]
+        tally.ended += 1
+        tally.stopped += outcome.tokens_saved is not None
+        tally.tokens_saved += outcome.tokens_saved or 0.0
+        if not outcome.rewards:
+            tally.failed += 1
+            return
+        informs = not are_equal(outcome.rewards, self.config)
+        if self._by_group:
+            passed, failed = float(informs), float(not informs)
+        else:
+            passed = float(successes(outcome.rewards, self.config))
+            failed = len(outcome.rewards) - passed
+            # Of rewards that differ on one side of the threshold.
+            informs = informs and passed > 0 and failed > 0
+        belief, kept = self._believe(row), source.kept(float(self.book.noted_at[row]))
+        known = (float(self.book.successes[row]) * kept, float(self.book.failures[row]) * kept)
+        rate = passed / (passed + failed)
+        expected = chance(belief, len(outcome.rewards), by_group=self._by_group)
+        if expected >= self.config.gate.min_informative:
+            self.drawing.exploration.observe(expected, informs)
+        tally.informative += informs
+        tally.predicted += belief.pass_rate
+        tally.calibration.add(belief.pass_rate, rate)
+        self.calibrations[name].fade()
+        self.calibrations[name].add(belief.pass_rate, rate)
+        self.book.note(row, passed, failed, kept, source.time)
+        self.book.note_cost(row, outcome.cost)
+        if source.observe(passed, failed, known, self.config.forget):
+            self.drawing.exploration.begin_anew()
+
+    def belief(self, digest: int) -> tuple[float, float]:
+        """Beta(a, b) of a prompt's pass rate; that of a new prompt where it is not in the dataset."""
+        row = self.book.row_of(digest)
+        if row is None:
+            return 1.0, 1.0
+        belief = self._believe(row)
+        return belief.a, belief.b
+
+    def chance(self, position: int) -> float:
+        """That a group of the prompt at a position of the dataset informs."""
+        belief = self._believe(self.drawing.row_of(position))
+        return chance(belief, self.group_size, by_group=self._by_group)
+
+    def end_step(self) -> dict[str, StepTally]:
+        """What the step did, by source; a new one begins."""
+        step, self._step = self._step, {name: StepTally() for name in self.names}
+        self.filter.begin_step()
+        return step
+
+    def pass_rates(self) -> dict[str, list[int]]:
+        """By source: how many prompts of which anything is known are believed to have a pass rate in each tenth."""
+        rates = self._rates()
+        return {
+            name: np.histogram(rates[number], bins=BINS, range=(0, 1))[0].tolist()
+            for number, name in enumerate(self.names)
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Prompts by source."""
+        counts = np.bincount(self.source_of_row, minlength=len(self.names))
+        return dict(zip(self.names, counts.tolist(), strict=True))
+
+    def _rates(self) -> list[NDArray[np.float64]]:
+        book, rates = self.book, []
+        for number, name in enumerate(self.names):
+            mine = (self.source_of_row == number) & (book.successes + book.failures > 0)
+            source = self.sources[name]
+            kept = np.exp(book.noted_at[mine] - source.time)
+            a, b = source.prior.beta()
+            passed, failed = a + book.successes[mine] * kept, b + book.failures[mine] * kept
+            rates.append(passed / (passed + failed))
+        return rates
+
+    def _name_of(self, row: int) -> str:
+        return self.names[self.source_of_row[row]]
+
+    @property
+    def _by_group(self) -> bool:
+        return self.config.outcome.by == "spread"
+
+    def _believe(self, row: int) -> Belief:
+        source = self.sources[self.names[self.source_of_row[row]]]
+        kept = source.kept(float(self.book.noted_at[row]))
+        a, b = source.prior.beta()
+        passed, failed = float(self.book.successes[row]) * kept, float(self.book.failures[row]) * kept
+        return Belief(a + passed, b + failed, passed + failed)

@@ -1,0 +1,144 @@
+"""Which prompts come up, which of them are passed over, and which is played."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from midstream.buffers.curriculum.book import Book
+from midstream.buffers.curriculum.choice import Belief, Exploration, Turns, passes_gate, score
+from midstream.buffers.curriculum.tally import StepTally
+from midstream.buffers.curriculum.walk import Walk
+from midstream.conf.schema.curriculum import CurriculumConfig, GateConfig
+
+# So many prompts may come up in vain before the next source is asked, and after the last one the gate opens.
+PATIENCE = 2_000
+ALL = ""
+"""The walk through the prompts of all sources."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a dataset by their positions in it.
+
+    Attributes:
+        digests: [E] uint64, equal for equal prompts.
+        sources: [E] the position of each one's source in `names`.
+        names: the sources.
+    """
+
+    digests: NDArray[np.uint64]
+    sources: NDArray[np.int32]
+    names: Sequence[str]
+
+
+class Drawing:
+    """Walks through the prompts, one through all of them, and one for each source where sources have weights.
+
+    A prompt comes up once in each round of a walk. One that was passed over `gate.max_passes` times in a row is played
+    when it comes up again, whatever is believed of it.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        book: Book,
+        *,
+        size: int,
+        seed: int,
+        shuffle: bool,
+        believe: Callable[[int], Belief],
+        tally: Callable[[int], StepTally],
+    ) -> None:
+        """`size` is that of a group; `believe` and `tally` are asked by the row of a prompt in the book."""
+        self._book = book
+        self._rows = book.rows_of(prompts.digests)
+        self._size = size
+        self._believe, self._tally = believe, tally
+        # By digest: positions in a dataset may differ from one start to the next.
+        entries = np.argsort(prompts.digests, kind="stable") if shuffle else np.arange(len(prompts.digests))
+        parts = {
+            name: entries[prompts.sources[entries] == number] for number, name in enumerate(prompts.names)
+        }
+        self.walks = {
+            name: Walk(part, seed=seed, name=name, shuffle=shuffle)
+            for name, part in {ALL: entries, **parts}.items()
+        }
+        self.turns = Turns()
+        self.exploration = Exploration()
+        self.random = np.random.default_rng(seed)
+
+    def next(self, config: CurriculumConfig) -> int:
+        """The position of the prompt that is played next."""
+        explores = self.exploration.is_due(config.gate.explore)
+        weights = self._weights(config)
+        for relaxed, gate in enumerate(_relaxing(config.gate)):
+            # A source that has nothing to offer leaves its turn to the others.
+            for _ in weights:
+                name = self.turns.next(weights)
+                position = self._search(self.walks[name], gate, config, explores=explores)
+                if position is not None:
+                    self._tally(self.row_of(position)).relaxed += relaxed > 0
+                    return position
+        raise AssertionError("an open gate lets everything pass")
+
+    def row_of(self, position: int) -> int:
+        """The row in the book of the prompt at a position of the dataset."""
+        return int(self._rows[position])
+
+    def _weights(self, config: CurriculumConfig) -> Mapping[str, float]:
+        named = config.sampler.weights
+        if not named:
+            return {ALL: 1.0}
+        weights = {
+            name: named.get(name, 1.0) for name, walk in self.walks.items() if name != ALL and len(walk)
+        }
+        # Weights of sources that this dataset does not have must not stop it.
+        return {name: weight for name, weight in weights.items() if weight > 0} or {ALL: 1.0}
+
+    def _search(
+        self, walk: Walk, gate: GateConfig, config: CurriculumConfig, *, explores: bool
+    ) -> int | None:
+        """The best of the next candidates, None where no prompt passed the gate."""
+        wanted = 1 if config.sampler.by == "uniform" else config.sampler.candidates
+        window: list[tuple[float, int]] = []
+        for _ in range(min(len(walk), PATIENCE)):
+            position = walk.next()
+            row = self.row_of(position)
+            is_due = self._book.passes[row] >= gate.max_passes
+            belief = self._believe(row)
+            passes = passes_gate(
+                belief, self._size, gate, self.random, by_group=config.outcome.by == "spread"
+            )
+            if is_due or (explores and not passes):
+                self._tally(row).explored += not passes
+                return self._played(position, window)
+            if not passes:
+                self._pass_over(row)
+                continue
+            window.append((score(belief, self._book.cost(row), config.sampler), position))
+            if len(window) == wanted:
+                break
+        if not window:
+            return None
+        best = max(range(len(window)), key=lambda at: window[at][0])
+        return self._played(window.pop(best)[1], window)
+
+    def _played(self, position: int, others: list[tuple[float, int]]) -> int:
+        for _, other in others:
+            self._pass_over(self.row_of(other))
+        row = self.row_of(position)
+        self._book.passes[row] = 0
+        self._tally(row).played += 1
+        return position
+
+    def _pass_over(self, row: int) -> None:
+        self._tally(row).skipped += 1
+        self._book.passes[row] += 1
+
+
+def _relaxing(gate: GateConfig) -> Iterator[GateConfig]:
+    """As it is set, at half, and open: a run never ends for want of prompts."""
+    for share in (1.0, 0.5, 0.0):
+        yield gate.model_copy(update={"min_informative": share * gate.min_informative})

@@ -1,0 +1,56 @@
+"""What is believed of a prompt of a source before anything of it is known."""
+
+from dataclasses import dataclass
+
+# From the start as much counts as so many groups of prompts whose pass rates are spread evenly.
+_ASSUMED_GROUPS = 0.5
+# A source may be nearly all of one kind, and never quite.
+_MEAN = (0.02, 0.98)
+# Of the intraclass correlation 1 / (1 + a + b): from all prompts alike to each its own.
+_CORRELATION = (0.05, 0.95)
+
+
+@dataclass
+class Prior:
+    """Beta(a, b) by moments: of the pass rates of groups of prompts that little was known of.
+
+    With m and v the mean and variance of the share of successes in groups of n, v = m (1 - m) (1 + (n - 1) r) / n
+    with r = 1 / (1 + a + b), as of any beta-binomial. Sums are in any unit of weight, and lose it together, so that
+    the order of groups does not matter.
+    """
+
+    weight: float = 0.0
+    rate: float = 0.0
+    square: float = 0.0
+    inverse: float = 0.0  # of group sizes
+
+    def observe(self, rate: float, size: int, weight: float) -> None:
+        """A group of `size` had this share of successes; `weight` is 1 where nothing was known of its prompt."""
+        self.weight += weight
+        self.rate += weight * rate
+        self.square += weight * rate**2
+        self.inverse += weight / size
+
+    def scale(self, factor: float) -> None:
+        """Forget all but this share."""
+        self.weight *= factor
+        self.rate *= factor
+        self.square *= factor
+        self.inverse *= factor
+
+    def beta(self) -> tuple[float, float]:
+        """The parameters a and b."""
+        known = self.weight
+        weight = known + _ASSUMED_GROUPS
+        inverse = self.inverse / known if known > 0 else 0.125
+        mean = (self.rate + _ASSUMED_GROUPS * 0.5) / weight
+        # Of Beta(1, 1): m (1 - m) (1 + (n - 1) / 3) / n.
+        assumed = 0.25 + 0.25 * (inverse + (1 - inverse) / 3)
+        variance = (self.square + _ASSUMED_GROUPS * assumed) / weight - mean**2
+        mean = min(max(mean, _MEAN[0]), _MEAN[1])
+        # v / (m (1 - m)) = 1 / n + (1 - 1 / n) r
+        share = variance / (mean * (1 - mean))
+        correlation = (share - inverse) / (1 - inverse) if inverse < 1 else _CORRELATION[0]
+        correlation = min(max(correlation, _CORRELATION[0]), _CORRELATION[1])
+        strength = 1 / correlation - 1
+        return mean * strength, (1 - mean) * strength
