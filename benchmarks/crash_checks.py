@@ -68,7 +68,7 @@ def read_ledger(config: JobConfig) -> Ledger:
     steps = [step for step in read_run(folder.parent).steps if step["step"] <= newest]
     if [step["step"] for step in steps] != list(range(newest + 1)):
         raise RuntimeError(f"the events in {folder.parent} lack a step up to {newest}")
-    position = json.loads((folder / "rollout" / f"prompts_{newest}.json").read_text())["taken"]
+    position = json.loads((folder / "rollout" / f"prompts_{newest}.json").read_text())["sample_group_index"]
     return Ledger(
         newest,
         position,

@@ -87,11 +87,11 @@ class Curriculum:
         """The positions of the prompts that are played next."""
         return [self.drawing.next(self.config) for _ in range(count)]
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learn from a group that has come to its end, trained on or not. One that is not in the dataset is nothing."""
+    def observe(self, outcome: Outcome) -> bool:
+        """Learn from a group that has come to its end, trained on or not; False where its prompt is unknown."""
         row = self.book.row_of(outcome.digest)
         if row is None:
-            return
+            return False
         name = self._name_of(row)
         source, tally = self.sources[name], self._step[name]
         tally.ended += 1
@@ -99,7 +99,7 @@ class Curriculum:
         tally.tokens_saved += outcome.tokens_saved or 0.0
         if not outcome.rewards:
             tally.failed += 1
-            return
+            return True
         informs = not are_equal(outcome.rewards, self.config)
         if self._by_group:
             passed, failed = float(informs), float(not informs)
@@ -123,6 +123,7 @@ class Curriculum:
         self.book.note_cost(row, outcome.cost)
         if source.observe(passed, failed, known, self.config.forget):
             self.drawing.exploration.begin_anew()
+        return True
 
     def belief(self, digest: int) -> tuple[float, float]:
         """Beta(a, b) of a prompt's pass rate; that of a new prompt where it is not in the dataset."""
@@ -136,6 +137,11 @@ class Curriculum:
         """That a group of the prompt at a position of the dataset informs."""
         belief = self._believe(self.drawing.row_of(position))
         return chance(belief, self.group_size, by_group=self._by_group)
+
+    @property
+    def version(self) -> int | None:
+        """The newest version that the policy has come to."""
+        return next(iter(self.sources.values())).version
 
     def end_step(self) -> dict[str, StepTally]:
         """What the step did, by source; a new one begins."""

@@ -1,10 +1,14 @@
-"""What the steps of a run did with its prompts, a line for each: `curriculum/history.jsonl` of the run directory."""
+"""What the steps of a run did with its prompts, a line for each, and what is known of the prompts after the last.
+
+`curriculum/history.jsonl` and `curriculum/state.npz` of the run directory.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from midstream.buffers.curriculum.curriculum import Curriculum
+from midstream.buffers.curriculum.state import save
 from midstream.buffers.curriculum.tally import StepTally
 
 FOLDER = "curriculum"
@@ -12,10 +16,13 @@ HISTORY = "history.jsonl"
 STATE = "state.npz"
 
 
-def append(
-    run_dir: Path, step: int, version: int, curriculum: Curriculum, tallies: Mapping[str, StepTally]
+def keep_step(
+    folder: Path, step: int, curriculum: Curriculum, tallies: Mapping[str, StepTally], *, with_state: bool
 ) -> None:
-    """Add a step; the last line of a step that was done again counts. Raises OSError."""
+    """Add a step to the history, whose last line counts where one was done again; and write the state, if asked.
+
+    Raises OSError.
+    """
     sizes, pass_rates = curriculum.sizes(), curriculum.pass_rates()
     sources = {
         name: {
@@ -26,8 +33,9 @@ def append(
         }
         for name, tally in tallies.items()
     }
-    line = json.dumps({"step": step, "version": version, "sources": sources}) + "\n"
-    path = run_dir / FOLDER / HISTORY
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    line = json.dumps({"step": step, "version": curriculum.version, "sources": sources}) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / HISTORY).open("a") as file:
         file.write(line)
+    if with_state:
+        save(curriculum, folder / STATE)

@@ -13,6 +13,7 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
 from midstream.envs.protocol import Snapshot
 from midstream.hooks.slime.credit_flags import check_credit
+from midstream.hooks.slime.curriculum import SlimeCurriculum
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import (
     SampleMember,
@@ -26,10 +27,12 @@ from midstream.hooks.slime.restart import adopt_snapshots, check_sizes, open_led
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     abandoned_of,
+    curriculum_of,
     engine_of,
     environments_of,
     holds_of,
     host_keeps_groups,
+    keep_curriculum,
     keep_ledger,
     layer_of,
     policy_of,
@@ -118,7 +121,7 @@ class DataSource:
             missing = num_samples - len(groups)
             drawn = max(0, missing - len(self._undelivered))
             if drawn:
-                self._undelivered += self._prompts.get_samples(drawn)
+                self._undelivered += self._draw(drawn)
             new = self._undelivered[:missing]
             try:
                 self._ledger.check_new(new[len(new) - drawn :])
@@ -184,6 +187,8 @@ class DataSource:
                 self._undelivered = []
             # First, so that a position never stands without the groups that were taken before it.
             self._ledger.checkpoint(rollout_id, engine_of(self._args).version)
+            if (curriculum := curriculum_of(self._args)) is not None:
+                curriculum.save(rollout_id)
             self._prompts.save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -192,6 +197,7 @@ class DataSource:
         Raises:
             JournalError: the journal has no checkpoint of that name, but others.
             SnapshotMissing: not one of the snapshots that the buffer needs is in the store.
+            StateError: what the curriculum knew cannot be read.
         """
         with self._lock:
             self._prompts.load(rollout_id)
@@ -199,6 +205,7 @@ class DataSource:
 
     def close(self) -> None:
         """Let go of the run directory; the groups that wait stay in its journal."""
+        keep_curriculum(self._args, None)
         keep_ledger(self._args, None)
         self._ledger.close()
 
@@ -219,6 +226,23 @@ class DataSource:
         holds_of(self._args).inherit(self._ledger.snapshots_in_use().difference(referred))
         if self._ledger.version is not None:
             engine_of(self._args).go_on_after(self._ledger.version)
+        self._begin_curriculum(rollout_id)
+
+    def _begin_curriculum(self, rollout_id: int | None) -> None:
+        layer = layer_of(self._args)
+        if layer.curriculum.enabled:
+            curriculum = SlimeCurriculum(self._args, layer, self._prompts)
+            if rollout_id is not None:
+                curriculum.load(rollout_id)
+            keep_curriculum(self._args, curriculum)
+
+    def _draw(self, count: int) -> list[Group]:
+        """New groups, numbered by the host: of the prompts that the curriculum chooses, or as they come."""
+        curriculum = curriculum_of(self._args)
+        if curriculum is None:
+            groups: list[Group] = self._prompts.get_samples(count)
+            return groups
+        return curriculum.take(count, engine_of(self._args).version)
 
     def _version(self) -> int | None:
         """The policy's version, asked of the engine once a step where something waits.

@@ -12,6 +12,7 @@ from midstream.hooks.slime.keeping import keep_rollouts
 from midstream.hooks.slime.sample import recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     credit_counts_of,
+    curriculum_of,
     engine_of,
     environments_of,
     layer_of,
@@ -38,6 +39,8 @@ def log_rollout(
     version = training_version(list(samples_of(samples)), engine_of(args).version)
     recorded = recorded_of(samples)
     rollouts = [rollout for _, rollout in recorded]
+    curriculum = curriculum_of(args)
+    of_prompts = {} if curriculum is None else curriculum.end_step(rollout_id)
     not_kept = keep_rollouts(rollout_id, args, recorded, version)
     if extra_metrics is not None:
         bound = layer_of(args).bounds.environment
@@ -45,6 +48,7 @@ def log_rollout(
         extra_metrics.update(rollout_metrics(samples, rollouts))
         extra_metrics["staleness/not_kept"] = float(not_kept)
         extra_metrics.update(tally_of(args).metrics())
+        extra_metrics.update(of_prompts)
         extra_metrics.update({f"credit/{name}": float(n) for name, n in credit_counts_of(args).items()})
         metrics = getattr(environments_of(args), "metrics", None)
         if metrics is not None:

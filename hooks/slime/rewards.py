@@ -2,8 +2,11 @@
 
 import math
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
+from midstream.hooks.credit.batch import CreditBatch
+from midstream.hooks.credit.equal_groups import equal_groups
 from midstream.hooks.credit.estimates import Estimates, estimates_of
 from midstream.hooks.credit.measured import rollout_key
 from midstream.hooks.credit.note import Note
@@ -11,7 +14,7 @@ from midstream.hooks.credit.segments import batch_of
 from midstream.hooks.slime.credit_flags import NOTE_KEY, centres_rewards, divides_rewards, takes_notes
 from midstream.hooks.slime.earned import Batch, earned_by, training_version
 from midstream.hooks.slime.groups import key_of
-from midstream.hooks.slime.settings import credit_counts_of, engine_of, layer_of
+from midstream.hooks.slime.settings import credit_counts_of, curriculum_of, engine_of, layer_of
 
 
 def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list[float]]:
@@ -33,16 +36,31 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
     raw = [_reward_of(args, sample) for sample in samples]
     version = training_version(samples, engine_of(args).version)
     batch = earned_by(samples, raw, version)
-    estimates = estimates_of(
-        batch_of(batch.rollouts),
-        layer_of(args).credit,
-        normalise=divides_rewards(args),
-    )
+    tensors = batch_of(batch.rollouts)
+    estimates = estimates_of(tensors, layer_of(args).credit, normalise=divides_rewards(args))
+    estimates = _with_equal_groups(args, tensors, estimates)
     credit_counts_of(args).update(estimates.fallbacks)
     of_rollouts = [float(value) for value in estimates.group]
     spread = [of_rollouts[rollout] for rollout in batch.whose] if centres_rewards(args) else raw
     _write(samples, spread, batch, estimates, version, with_notes=takes_notes(args))
     return raw, spread
+
+
+def _with_equal_groups(args: Namespace, batch: CreditBatch, estimates: Estimates) -> Estimates:
+    """Groups without an advantage get one where the curriculum keeps them and is set to weigh them."""
+    curriculum = curriculum_of(args)
+    if curriculum is None or not curriculum.weight_of_equal:
+        return estimates
+    outcome = curriculum.curriculum.config.outcome
+    more = equal_groups(
+        batch, weight=curriculum.weight_of_equal, threshold=outcome.threshold, spread=outcome.spread
+    )
+    ours = estimates.advantages
+    return replace(
+        estimates,
+        group=estimates.group + more,
+        advantages=None if ours is None else ours + more[batch.rollouts],
+    )
 
 
 def _reward_of(args: Namespace, sample: Any) -> float:

@@ -15,10 +15,12 @@ from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.credit.estimates import FALLBACKS
 from midstream.hooks.engine import Engine
+from midstream.hooks.slime.curriculum import SlimeCurriculum
 from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
 
 _ledgers: dict[str, Ledger[Group]] = {}
+_curricula: dict[str, SlimeCurriculum] = {}
 
 
 def layer_of(args: Namespace) -> LayerConfig:
@@ -75,6 +77,19 @@ def keep_ledger(args: Namespace, ledger: Ledger[Group] | None) -> None:
         _ledgers.pop(_settings_of(args), None)
     else:
         _ledgers[_settings_of(args)] = ledger
+
+
+def curriculum_of(args: Namespace) -> SlimeCurriculum | None:
+    """The curriculum that the data source of this process follows; None where it follows none."""
+    return _curricula.get(_settings_of(args))
+
+
+def keep_curriculum(args: Namespace, curriculum: SlimeCurriculum | None) -> None:
+    """Make a curriculum the one that ``curriculum_of`` returns from now on; None: it is over."""
+    if curriculum is None:
+        _curricula.pop(_settings_of(args), None)
+    else:
+        _curricula[_settings_of(args)] = curriculum
 
 
 def abandoned_of(args: Namespace) -> list[Snapshot]:

@@ -1,5 +1,6 @@
 """Jobs of a host of slime's shape, one after another on one run directory."""
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,9 @@ class Jobs:
         """A state of the host's own prompts, after so many groups."""
         path = Path(self.args.load) / "rollout" / f"prompts_{rollout_id}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'{{"taken": {taken}}}')
+        epoch, offset = divmod(taken, TASKS)
+        position = {"epoch_id": epoch, "sample_offset": offset, "sample_group_index": taken}
+        path.write_text(json.dumps(position))
 
     def train(self, rollout_id: int, *groups: list[Any]) -> None:
         """What the host says of the groups that it hands to its trainer."""

@@ -140,4 +140,4 @@ def test_a_checkpoint_is_of_one_moment(keeping: Jobs) -> None:
         working.result()
     again = keeping.start(load=rollout_id)
     position = json.loads((Path(keeping.args.load) / "rollout" / f"prompts_{rollout_id}.json").read_text())
-    assert sorted(numbers(again.waiting_groups)) == list(range(position["taken"]))
+    assert sorted(numbers(again.waiting_groups)) == list(range(position["sample_group_index"]))
