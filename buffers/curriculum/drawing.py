@@ -104,6 +104,9 @@ class Drawing:
         wanted = 1 if config.sampler.by == "uniform" else config.sampler.candidates
         window: list[tuple[float, int]] = []
         for _ in range(min(len(walk), PATIENCE)):
+            # In the next round the same prompts come up.
+            if window and walk.is_over:
+                break
             position = walk.next()
             row = self.row_of(position)
             is_due = self._book.passes[row] >= gate.max_passes
@@ -126,9 +129,10 @@ class Drawing:
         return self._played(window.pop(best)[1], window)
 
     def _played(self, position: int, others: list[tuple[float, int]]) -> int:
-        for _, other in others:
-            self._pass_over(self.row_of(other))
         row = self.row_of(position)
+        # A prompt may stand in the dataset several times.
+        for other in {self.row_of(other) for _, other in others} - {row}:
+            self._pass_over(other)
         self._book.passes[row] = 0
         self._tally(row).played += 1
         return position

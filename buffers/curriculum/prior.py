@@ -9,6 +9,9 @@ _MEAN = (0.02, 0.98)
 # Of the intraclass correlation 1 / (1 + a + b): from all prompts alike to each its own.
 _CORRELATION = (0.05, 0.95)
 
+# Of rates that are spread evenly.
+_ASSUMED_CORRELATION = 1 / 3
+
 
 @dataclass
 class Prior:
@@ -44,13 +47,14 @@ class Prior:
         weight = known + _ASSUMED_GROUPS
         inverse = self.inverse / known if known > 0 else 0.125
         mean = (self.rate + _ASSUMED_GROUPS * 0.5) / weight
-        # Of Beta(1, 1): m (1 - m) (1 + (n - 1) / 3) / n.
-        assumed = 0.25 + 0.25 * (inverse + (1 - inverse) / 3)
+        # The mean square of a rate that is as above.
+        assumed = 0.25 + 0.25 * (inverse + (1 - inverse) * _ASSUMED_CORRELATION)
         variance = (self.square + _ASSUMED_GROUPS * assumed) / weight - mean**2
         mean = min(max(mean, _MEAN[0]), _MEAN[1])
         # v / (m (1 - m)) = 1 / n + (1 - 1 / n) r
         share = variance / (mean * (1 - mean))
-        correlation = (share - inverse) / (1 - inverse) if inverse < 1 else _CORRELATION[0]
+        # Groups of one say nothing of it.
+        correlation = (share - inverse) / (1 - inverse) if inverse < 1 else _ASSUMED_CORRELATION
         correlation = min(max(correlation, _CORRELATION[0]), _CORRELATION[1])
         strength = 1 / correlation - 1
         return mean * strength, (1 - mean) * strength

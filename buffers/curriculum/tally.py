@@ -33,6 +33,11 @@ class Calibration:
         for sums in (self.predicted, self.observed, self.groups):
             sums[:] = [value * _LEFT for value in sums]
 
+    def merge(self, other: "Calibration") -> None:
+        """Add what another has seen."""
+        for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
+
     @property
     def error(self) -> float:
         """The expected calibration error: mean distance of predicted and observed rates, bins weighed by groups."""

@@ -24,9 +24,14 @@ class Walk:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the next entry begins a new round."""
+        return self.at >= len(self._entries)
+
     def next(self) -> int:
         """The entry that comes up."""
-        if self.at >= len(self._entries):
+        if self.is_over:
             self.go_to(self.round + 1, 0)
         entry = int(self._order[self.at])
         self.at += 1

@@ -13,15 +13,13 @@ def equal_groups(batch: CreditBatch, *, weight: float, threshold: float, spread:
     no part in it. Without a baseline such an advantage is biased: it strengthens whatever the policy did. In the
     spirit of RL-ZVP (arXiv 2509.21880), which scales it by the entropy of each token.
     """
-    count = int(batch.groups.max()) + 1 if len(batch.groups) else 0
-    highest = _of_groups(batch, "amax", count)
-    lowest = _of_groups(batch, "amin", count)
-    is_equal = (highest - lowest <= spread)[batch.groups] & batch.counted
+    _, groups = torch.unique(batch.groups, return_inverse=True)
+    is_equal = (_of_groups(batch, groups, "amax") - _of_groups(batch, groups, "amin") <= spread)[groups]
     sign = torch.where(batch.rewards > threshold, 1.0, -1.0).to(torch.float64)
-    return torch.where(is_equal, weight * sign, 0.0)
+    return torch.where(is_equal & batch.counted, weight * sign, 0.0)
 
 
-def _of_groups(batch: CreditBatch, reduce: str, count: int) -> Tensor:
-    values = batch.rewards.new_zeros(count)
+def _of_groups(batch: CreditBatch, groups: Tensor, reduce: str) -> Tensor:
+    values = batch.rewards.new_zeros(len(groups))
     counted = batch.counted
-    return values.scatter_reduce(0, batch.groups[counted], batch.rewards[counted], reduce, include_self=False)
+    return values.scatter_reduce(0, groups[counted], batch.rewards[counted], reduce, include_self=False)
