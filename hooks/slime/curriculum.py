@@ -16,13 +16,15 @@ from midstream.buffers.curriculum.drawing import Prompts
 from midstream.buffers.curriculum.filter import Verdict
 from midstream.buffers.curriculum.history import FOLDER, keep_step
 from midstream.buffers.curriculum.state import restore, save
-from midstream.conf.schema import LayerConfig
+from midstream.conf.schema import CurriculumConfig, LayerConfig
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of
 
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
+_FILTER = "midstream.hooks.slime.filters.informative"
+_OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _logger = logging.getLogger(__name__)
 
 
@@ -33,9 +35,10 @@ class SlimeCurriculum:
         """`prompts` are the host's own, whose dataset has been loaded and shuffled by now.
 
         Raises:
-            ValueError: the host has no dataset whose prompts could be chosen.
+            ValueError: the host has no dataset whose prompts could be chosen, or its flags leave out a hook.
         """
         assert layer.run_dir is not None  # every host's job has one
+        _check_flags(args, layer.curriculum)
         self._args, self._layer, self._prompts = args, layer, prompts
         self._folder: Path = layer.run_dir / FOLDER
         self._seen: set[str] = set()
@@ -161,6 +164,21 @@ _GIVES_WAY = (
 def rewards_of(args: Namespace, group: Group) -> list[float]:
     """Those of the members that are in the loss."""
     return [float(sample.get_reward_value(args)) for sample in samples_of(group) if not sample.remove_sample]
+
+
+def _check_flags(args: Namespace, config: CurriculumConfig) -> None:
+    """Raise ValueError where nothing would tell the curriculum what became of its groups."""
+    filters = getattr(args, "dynamic_sampling_filter_path", None)
+    if filters != _FILTER and getattr(args, "rollout_all_samples_process_path", None) != _OBSERVER:
+        raise ValueError(
+            "midstream.curriculum.enabled learns from the groups that end: add --dynamic-sampling-filter-path "
+            f"{_FILTER}, or, beside a filter of your own, --rollout-all-samples-process-path {_OBSERVER}"
+        )
+    if config.early_stop.min_informative > 0 and filters != _FILTER:
+        raise ValueError(
+            f"midstream.curriculum.early_stop needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups "
+            "that are given up"
+        )
 
 
 def _prompts_of(prompts: Any, source_key: str) -> Prompts:

@@ -1,0 +1,327 @@
+"""The curriculum in a host of slime's shape: which prompts become groups, and what is learnt of them."""
+
+import json
+import logging
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.buffers.curriculum.state import StateError
+from midstream.hooks.slime.data_source import DataSource
+from midstream.hooks.slime.filters import informative, observe_all
+from midstream.hooks.slime.log import log_rollout
+from midstream.hooks.slime.rewards import post_process
+from midstream.hooks.slime.settings import curriculum_of, engine_of
+from midstream.local.sample import Sample
+from tests.hooks.host import host_args
+from tests.hooks.jobs import end
+
+TASKS, MEMBERS = 12, 4
+_ROOT = "midstream.hooks.slime.filters"
+
+
+def tasks(count: int = TASKS) -> list[dict[str, Any]]:
+    """Half of them of the source `easy`; the label is the number."""
+    return [
+        {
+            "prompt": "7",
+            "label": str(number),
+            "metadata": {
+                "files": {},
+                "pre_commands": [],
+                "eval_cmd": "true",
+                "source": "easy" if number < count // 2 else "hard",
+            },
+        }
+        for number in range(count)
+    ]
+
+
+def job_args(folder: Path, curriculum: dict[str, Any] | None = None, **settings: Any) -> Namespace:
+    options: dict[str, Any] = {
+        "n_samples_per_prompt": MEMBERS,
+        "rollout_batch_size": 2,
+        "dynamic_sampling_filter_path": f"{_ROOT}.informative",
+        "rollout_all_samples_process_path": f"{_ROOT}.observe_all",
+        "save": str(folder / "checkpoint"),
+        "load": str(folder / "checkpoint"),
+        "sglang_router_port": hash(folder) % 60_000,
+        "midstream": {
+            "run_dir": str(folder / "run"),
+            "environment": {"factory": "tests.hooks.jobs:Environments"},
+            "curriculum": {"enabled": True, "gate": {"explore": 0.0}, **(curriculum or {})},
+        },
+        **settings,
+    }
+    return host_args(folder, tasks(), **options)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[DataSource]:
+    source = DataSource(job_args(tmp_path))
+    yield source
+    source.close()
+
+
+def finished(group: list[Sample], *rewards: float) -> list[Sample]:
+    for sample, reward in zip(group, rewards, strict=True):
+        end(sample, reward)
+    return group
+
+
+def solve(group: list[Sample]) -> list[Sample]:
+    """All members solve the easy tasks, half of them the others."""
+    easy = group[0].metadata["source"] == "easy"
+    return finished(group, *([1.0] * MEMBERS if easy else [1.0, 0.0] * (MEMBERS // 2)))
+
+
+def step(source: DataSource, args: Namespace, number: int, groups: int = 2) -> dict[str, float]:
+    """Play until the batch is full, and log it."""
+    batch: list[list[Sample]] = []
+    while len(batch) < groups:
+        [group] = source.get_samples(1)
+        if informative(args, solve(group)).keep:
+            batch.append(group)
+        else:
+            source.drop_samples([group])
+    metrics: dict[str, Any] = {}
+    log_rollout(number, args, [sample for group in batch for sample in group], metrics, 1.0)
+    return metrics
+
+
+def test_groups_of_solved_prompts_are_no_longer_paid_for(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    steps = [step(source, args, number) for number in range(20)]
+    # Without a curriculum as many easy groups as others are paid for.
+    assert 1 <= sum(metrics["curriculum/easy/played"] for metrics in steps) <= 6
+    assert sum(metrics["curriculum/easy/skipped"] for metrics in steps) > 40
+    assert all(metrics["curriculum/hard/informative"] == 1.0 for metrics in steps)
+    assert steps[-1]["curriculum/unknown_prompts"] == 0
+
+
+def test_groups_are_numbered_by_the_host_one_after_another(source: DataSource) -> None:
+    groups = source.get_samples(5)
+    assert [group[0].group_index for group in groups] == list(range(5))
+    assert [sample.index for group in groups for sample in group] == list(range(5 * MEMBERS))
+    assert all(len({sample.label for sample in group}) == 1 for group in groups)
+
+
+def test_waiting_groups_still_go_before_new_ones(source: DataSource) -> None:
+    [group] = source.get_samples(1)
+    source.add_samples([group])
+    assert [each[0].group_index for each in source.get_samples(2)] == [0, 1]
+
+
+def test_a_group_is_learnt_from_once_whichever_hook_sees_it(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    informative(args, solve(group))
+    observe_all(args, [group], source)
+    found = curriculum_of(args)
+    assert found is not None
+    tallies = found.curriculum.end_step()
+    assert sum(tally.ended for tally in tallies.values()) == 1
+
+
+def test_with_a_filter_of_the_users_own_all_groups_are_learnt_from(tmp_path: Path) -> None:
+    args = job_args(tmp_path, dynamic_sampling_filter_path="some.filter")
+    source = DataSource(args)
+    observe_all(args, [solve(group) for group in source.get_samples(4)], source)
+    found = curriculum_of(args)
+    assert found is not None
+    assert sum(tally.ended for tally in found.curriculum.end_step().values()) == 4
+    source.close()
+
+
+def test_members_whose_infrastructure_failed_do_not_count(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    finished(group, 1.0, 0.0, 0.0, 0.0)
+    for sample in group[1:]:
+        sample.remove_sample = True
+    verdict = informative(args, group)
+    assert (verdict.keep, verdict.reason) == (False, "all_1")
+    found = curriculum_of(args)
+    assert found is not None
+    [row] = found.curriculum.book.successes.nonzero()[0]
+    assert (found.curriculum.book.successes[row], found.curriculum.book.failures[row]) == (1, 0)
+
+
+def test_what_a_rollout_costs_is_remembered(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    informative(args, solve(group))
+    found = curriculum_of(args)
+    assert found is not None
+    book = found.curriculum.book
+    [row] = book.tokens.nonzero()[0]
+    cost = book.cost(int(row))
+    own = sum(group[0].loss_mask or [])
+    assert cost.tokens == own > 0 and cost.turns >= 1
+
+
+def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"gate": {"by": "thompson"}})
+    source = DataSource(args)
+    for number in range(3):
+        step(source, args, number)
+    source.save(2)
+    expected = [group[0].label for group in source.get_samples(8)]
+    source.close()
+    again = DataSource(args)
+    again.load(2)
+    assert [group[0].label for group in again.get_samples(8)] == expected
+    again.close()
+
+
+def test_a_start_without_a_checkpoint_knows_nothing_of_an_earlier_run(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    source = DataSource(args)
+    for number in range(3):
+        step(source, args, number)
+    source.save(2)
+    source.close()
+    fresh = DataSource(args)
+    fresh.get_samples(1)
+    found = curriculum_of(args)
+    assert found is not None and not found.curriculum.book.successes.any()
+    fresh.close()
+
+
+def test_switched_on_in_the_middle_of_a_run_it_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = job_args(tmp_path, {"enabled": False})
+    source = DataSource(args)
+    source.get_samples(3)
+    source.save(0)
+    source.close()
+    source = DataSource(job_args(tmp_path))
+    source.load(0)
+    assert "begins anew" in caplog.text
+    assert [group[0].group_index for group in source.get_samples(4)] == [0, 1, 2, 3]
+    source.close()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    source = DataSource(args)
+    step(source, args, 0)
+    source.save(0)
+    source.close()
+    [path] = (tmp_path / "run" / "curriculum").glob("checkpoint-*.npz")
+    path.write_bytes(path.read_bytes()[:200])
+    source = DataSource(args)
+    with pytest.raises(StateError, match="remove it"):
+        source.load(0)
+    source.close()
+
+
+def test_old_checkpoints_go_with_the_journals(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    for number in range(5):
+        step(source, args, number)
+        source.save(number)
+    kept = sorted(path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*"))
+    assert kept == [f"checkpoint-{number:09d}.npz" for number in (2, 3, 4)]
+
+
+def test_the_history_has_a_line_for_each_step(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    for number in range(3):
+        step(source, args, number)
+    lines = (tmp_path / "run" / "curriculum" / "history.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+    assert [line["step"] for line in history] == [0, 1, 2]
+    of_easy = [line["sources"]["easy"] for line in history]
+    assert all(sum(line["pass_rates"]) == line["known"] <= line["prompts"] == TASKS // 2 for line in of_easy)
+    ended = sum(line["ended"] for line in of_easy)
+    assert sum(groups for line in of_easy for _, _, groups in line["calibration"]) == ended > 0
+
+
+def test_a_prompt_that_another_hook_changed_is_said_once(
+    tmp_path: Path, source: DataSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = job_args(tmp_path)
+    for group in source.get_samples(3):
+        for sample in group:
+            sample.label = "other"
+        informative(args, solve(group))
+    assert caplog.text.count("not in the dataset") == 1
+    metrics: dict[str, Any] = {}
+    log_rollout(0, args, [], metrics, 1.0)
+    assert metrics["curriculum/unknown_prompts"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "layer", "message"),
+    [
+        ({"dynamic_sampling_filter_path": None, "rollout_all_samples_process_path": None}, {}, "learns from"),
+        (
+            {"dynamic_sampling_filter_path": "own.filter"},
+            {"early_stop": {"min_informative": 0.1}},
+            "early_stop needs",
+        ),
+    ],
+)
+def test_a_job_that_would_not_learn_is_refused(
+    tmp_path: Path, flags: dict[str, Any], layer: dict[str, Any], message: str
+) -> None:
+    source = DataSource(job_args(tmp_path, layer, **flags))
+    with pytest.raises(ValueError, match=message):
+        source.get_samples(1)
+    source.close()
+
+
+def test_equal_groups_are_kept_with_the_weight_that_is_set(tmp_path: Path) -> None:
+    rules = {"filter": {"zero_variance": "keep", "zero_variance_weight": 0.25}}
+    args = job_args(
+        tmp_path, rules, rewards_normalization=True, grpo_std_normalization=False, advantage_estimator="grpo"
+    )
+    source = DataSource(args)
+    solved, failed, mixed, broken = source.get_samples(4)
+    finished(solved, 1.0, 1.0, 1.0, 1.0)
+    finished(failed, 0.0, 0.0, 0.0, 0.0)
+    finished(mixed, 1.0, 0.0, 1.0, 0.0)
+    finished(broken, 1.0, 1.0, 1.0, 0.0)
+    broken[3].remove_sample = True
+    groups = [solved, failed, mixed, broken]
+    assert all(informative(args, group).keep for group in groups)
+    _, rewards = post_process(args, [sample for group in groups for sample in group])
+    assert rewards == pytest.approx([0.25] * 4 + [-0.25] * 4 + [0.5, -0.5] * 2 + [0.25] * 3 + [0.0])
+    source.close()
+
+
+def test_a_step_ends_though_nothing_informs(
+    tmp_path: Path, source: DataSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = job_args(tmp_path)
+    caplog.set_level(logging.WARNING)
+    verdicts = []
+    for _ in range(18):
+        [group] = source.get_samples(1)
+        verdicts.append(informative(args, finished(group, *[0.0] * MEMBERS)).keep)
+    # Four for each of the two groups of a step, twice.
+    assert verdicts == [False] * 16 + [True] * 2
+    assert "kept until the step ends" in caplog.text
+
+
+def test_the_policys_version_ages_what_is_known(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"forget": {"half_life": 2.0}})
+    source = DataSource(args)
+    engine = engine_of(args)
+    engine.go_on_after(0)
+    [group] = source.get_samples(1)
+    informative(args, finished(group, *[1.0] * MEMBERS))
+    found = curriculum_of(args)
+    assert found is not None
+    [row] = found.curriculum.book.successes.nonzero()[0]
+    version = found.curriculum.version
+    assert version is not None and engine.version == version
+    found.curriculum.advance(version + 3)
+    easy = found.curriculum.sources[group[0].metadata["source"]]
+    assert easy.kept(float(found.curriculum.book.noted_at[row])) == pytest.approx(2**-1.5)
+    source.close()
