@@ -443,13 +443,17 @@ def uneven(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def one_rank(rank: int, folder: Path, found: Any) -> None:
+def join_ranks(rank: int, folder: Path, context_parallel_size: int) -> None:
     from megatron.core import parallel_state
 
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    parallel_state.initialize_model_parallel(context_parallel_size=context_parallel_size)
+
+
+def one_rank(rank: int, folder: Path, found: Any) -> None:
     import midstream.local.sample  # noqa: F401  registers the host that this one takes the place of
 
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    join_ranks(rank, folder, context_parallel_size=2)
     register(SlicingHost("midstream.local"))
     results = {}
     for name, settings in SPREAD.items():
@@ -473,16 +477,22 @@ class SlicingHost(Host):
 SPREAD: dict[str, dict[str, Any]] = {"plain": {}, "whitened": {"normalize_advantages": True}}
 
 
-def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
+def in_two_processes(work: Any, folder: Path) -> dict[int, Any]:
+    """What a rank's work put into its queue, by rank."""
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
-    ranks = [context.Process(target=one_rank, args=(rank, tmp_path, found)) for rank in range(2)]
+    ranks = [context.Process(target=work, args=(rank, folder, found)) for rank in range(2)]
     for process in ranks:
         process.start()
-    shares = dict(found.get(timeout=120) for _ in ranks)
+    results = dict(found.get(timeout=120) for _ in ranks)
     for process in ranks:
         process.join(60)
     assert [process.exitcode for process in ranks] == [0, 0]
+    return results
+
+
+def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
+    shares = in_two_processes(one_rank, tmp_path)
     for name, settings in SPREAD.items():
         args = args_of(tmp_path, "anchored", "prefix_is", **settings)
         whole = uneven(trainer_data(args, forked_batch()))
@@ -490,3 +500,37 @@ def test_slices_of_two_ranks_are_those_of_one(tmp_path: Path):
         for values, first, second in zip(whole["advantages"], shares[0][name], shares[1][name], strict=True):
             for share, expected in zip((first, second), zigzag_shares(values, 2 + LENGTH), strict=True):
                 assert share == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+# Data parallelism: the samples of a batch are dealt out, here one by one, and no rank has a whole group.
+
+
+def dealt(data: dict[str, Any], rank: int) -> dict[str, Any]:
+    return {key: values[rank::2] for key, values in data.items()}
+
+
+def rank_of_samples(rank: int, folder: Path, found: Any) -> None:
+    join_ranks(rank, folder, context_parallel_size=1)
+    results = {}
+    for step, (name, settings) in enumerate(SPREAD.items()):
+        args = args_of(folder, "anchored", "prefix_is", **settings)
+        data = dealt(uneven(trainer_data(args, forked_batch())), rank)
+        apply_credit(args, step, data)
+        results[name] = [values.tolist() for values in data["advantages"]]
+    finish_keeping()
+    found.put((rank, results))
+    torch.distributed.destroy_process_group()
+
+
+def test_samples_of_two_ranks_are_those_of_one(tmp_path: Path):
+    shares = in_two_processes(rank_of_samples, tmp_path)
+    for step, (name, settings) in enumerate(SPREAD.items()):
+        args = args_of(tmp_path, "anchored", "prefix_is", **settings)
+        whole = uneven(trainer_data(args, forked_batch()))
+        apply_credit(args, step, whole)
+        for rank in range(2):
+            for share, expected in zip(shares[rank][name], whole["advantages"][rank::2], strict=True):
+                assert share == pytest.approx(expected.tolist(), abs=1e-6)
+        paths = sorted(path.name for path in (tmp_path / FOLDER).glob(f"{step:06d}.*"))
+        assert paths == [f"{step:06d}.ratios-{rank}.json.zst" for rank in range(2)]
+        assert sorted(measured_in(tmp_path, step)) == ["0/0", "0/1", "0/2", "0/3", "1/4", "1/5"]
