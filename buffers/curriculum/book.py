@@ -11,6 +11,7 @@ _COLUMNS = {
     "successes": np.float32,
     "failures": np.float32,
     "noted_at": np.float64,
+    "era": np.uint32,
     "passes": np.uint32,
     "tokens": np.float32,
     "turns": np.float32,
@@ -41,6 +42,7 @@ class Book:
         digests: [R] uint64.
         successes, failures: [R] rollouts, as much of them as was remembered at `noted_at`.
         noted_at: [R] the time of the source's clock at the last group.
+        era: [R] that of the source at the last group.
         passes: [R] how often in a row the prompt was passed over.
         tokens, turns, seconds: [R] what a rollout costs; 0 where no group was played.
     """
@@ -51,6 +53,7 @@ class Book:
         self.successes = np.zeros(rows, np.float32)
         self.failures = np.zeros(rows, np.float32)
         self.noted_at = np.zeros(rows, np.float64)
+        self.era = np.zeros(rows, np.uint32)
         self.passes = np.zeros(rows, np.uint32)
         self.tokens = np.zeros(rows, np.float32)
         self.turns = np.zeros(rows, np.float32)
@@ -68,11 +71,12 @@ class Book:
         """Those of prompts that are all in the book."""
         return np.searchsorted(self.digests, digests)
 
-    def note(self, row: int, successes: float, failures: float, kept: float, time: float) -> None:
-        """Add a group to the share `kept` of what was remembered."""
-        self.successes[row] = self.successes[row] * kept + successes
-        self.failures[row] = self.failures[row] * kept + failures
+    def note(self, row: int, successes: float, failures: float, time: float, era: int) -> None:
+        """What is remembered of a prompt now."""
+        self.successes[row] = successes
+        self.failures[row] = failures
         self.noted_at[row] = time
+        self.era[row] = era
 
     def note_cost(self, row: int, cost: Cost) -> None:
         """Remember what a rollout of a group cost."""

@@ -62,7 +62,7 @@ def score(belief: Belief, cost: Cost, sampler: SamplerConfig) -> float:
 
 # Of what groups fell short of, the weight of the newest; half of the groups may explore, and a shortfall that chance
 # alone makes calls for none.
-_NEWEST, _MOST, _BY_CHANCE = 1 / 8, 0.5, 0.2
+_NEWEST, _MOST, _BY_CHANCE, _SLOPE = 1 / 6, 0.5, 0.2, 2.0
 
 
 @dataclass
@@ -82,7 +82,9 @@ class Exploration:
 
     def is_due(self, floor: float) -> bool:
         """Whether the next group explores; `floor` is the least share of groups that do."""
-        self.credit += min(_MOST, floor + max(0.0, self.shortfall - _BY_CHANCE)) if floor > 0 else 0.0
+        self.credit += (
+            min(_MOST, floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE))) if floor > 0 else 0.0
+        )
         if self.credit < 1:
             return False
         self.credit -= 1

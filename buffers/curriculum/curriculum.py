@@ -108,8 +108,7 @@ class Curriculum:
             failed = len(outcome.rewards) - passed
             # Of rewards that differ on one side of the threshold.
             informs = informs and passed > 0 and failed > 0
-        belief, kept = self._believe(row), source.kept(float(self.book.noted_at[row]))
-        known = (float(self.book.successes[row]) * kept, float(self.book.failures[row]) * kept)
+        belief, known = self._believe(row), self._remembered(row)
         rate = passed / (passed + failed)
         expected = chance(belief, len(outcome.rewards), by_group=self._by_group)
         if expected >= self.config.gate.min_informative:
@@ -119,7 +118,7 @@ class Curriculum:
         tally.calibration.add(belief.pass_rate, rate)
         self.calibrations[name].fade()
         self.calibrations[name].add(belief.pass_rate, rate)
-        self.book.note(row, passed, failed, kept, source.time)
+        self.book.note(row, known[0] + passed, known[1] + failed, source.time, source.era)
         self.book.note_cost(row, outcome.cost)
         if source.observe(passed, failed, known, self.config.forget):
             self.drawing.exploration.begin_anew()
@@ -165,12 +164,13 @@ class Curriculum:
     def _rates(self) -> list[NDArray[np.float64]]:
         book, rates = self.book, []
         for number, name in enumerate(self.names):
-            mine = (self.source_of_row == number) & (book.successes + book.failures > 0)
             source = self.sources[name]
-            kept = np.exp(book.noted_at[mine] - source.time)
+            mine = (self.source_of_row == number) & (book.successes + book.failures > 0)
             a, b = source.prior.beta()
-            passed, failed = a + book.successes[mine] * kept, b + book.failures[mine] * kept
-            rates.append(passed / (passed + failed))
+            passed, failed = source.remembered(
+                book.successes[mine], book.failures[mine], book.noted_at[mine], book.era[mine]
+            )
+            rates.append((a + passed) / (a + b + passed + failed))
         return rates
 
     def _name_of(self, row: int) -> str:
@@ -180,9 +180,14 @@ class Curriculum:
     def _by_group(self) -> bool:
         return self.config.outcome.by == "spread"
 
+    def _remembered(self, row: int) -> tuple[float, float]:
+        book, source = self.book, self.sources[self._name_of(row)]
+        passed, failed = source.remembered(
+            book.successes[row], book.failures[row], book.noted_at[row], book.era[row]
+        )
+        return float(passed), float(failed)
+
     def _believe(self, row: int) -> Belief:
-        source = self.sources[self.names[self.source_of_row[row]]]
-        kept = source.kept(float(self.book.noted_at[row]))
-        a, b = source.prior.beta()
-        passed, failed = float(self.book.successes[row]) * kept, float(self.book.failures[row]) * kept
+        a, b = self.sources[self._name_of(row)].prior.beta()
+        passed, failed = self._remembered(row)
         return Belief(a + passed, b + failed, passed + failed)

@@ -323,5 +323,6 @@ def test_the_policys_version_ages_what_is_known(tmp_path: Path) -> None:
     assert version is not None and engine.version == version
     found.curriculum.advance(version + 3)
     easy = found.curriculum.sources[group[0].metadata["source"]]
-    assert easy.kept(float(found.curriculum.book.noted_at[row])) == pytest.approx(2**-1.5)
+    left = easy.remembered(1.0, 0.0, float(found.curriculum.book.noted_at[row]), 0)
+    assert left == pytest.approx((2**-1.5, 0))
     source.close()

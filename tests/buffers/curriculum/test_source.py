@@ -39,9 +39,9 @@ def test_half_of_what_was_noted_counts_after_a_half_life() -> None:
     source.advance(5, forget)
     noted_at = source.time
     source.advance(15, forget)
-    assert source.kept(noted_at) == pytest.approx(0.5)
+    assert source.remembered(8.0, 2.0, noted_at, 0) == pytest.approx((4, 1))
     source.advance(3, forget)  # a host that goes back to a checkpoint
-    assert source.kept(noted_at) == pytest.approx(0.5)
+    assert source.remembered(8.0, 2.0, noted_at, 0) == pytest.approx((4, 1))
 
 
 def test_a_prompt_that_changes_alone_surprises_nobody() -> None:
@@ -49,7 +49,7 @@ def test_a_prompt_that_changes_alone_surprises_nobody() -> None:
     for _ in range(3):
         source.observe(4, 4, (8.0, 8.0), forget)
     assert not source.observe(8, 0, (1.0, 39.0), forget)
-    assert source.time == 0
+    assert source.era == 0
     for _ in range(40):
         assert not source.observe(4, 4, (20.0, 20.0), forget)
     assert source.surprise == 0
@@ -63,7 +63,9 @@ def test_a_source_that_changes_is_forgotten_and_begins_with_what_came_after() ->
     assert a / (a + b) > 0.95
     after = [source.observe(0, 8, (40.0, 0.0), forget) for _ in range(5)]
     assert after == [False, False, False, False, True]
-    assert source.kept(0.0) == pytest.approx(1 / 16)
+    assert source.era == 1
+    assert source.remembered(38.0, 2.0, 0.0, 0) == (0, 0)
+    assert source.remembered(38.0, 2.0, 0.0, 1) == pytest.approx((38, 2))
     a, b = source.prior.beta()
     assert a / (a + b) < 0.1
 
@@ -72,7 +74,7 @@ def test_without_surprise_nothing_is_forgotten_at_once() -> None:
     source = Source()
     for _ in range(50):
         assert not source.observe(0, 8, (40.0, 0.0), FOREVER)
-    assert source.kept(0.0) == 1
+    assert source.era == 0
 
 
 def test_the_prior_is_the_same_in_whatever_order_groups_of_a_version_end() -> None:
