@@ -170,7 +170,7 @@ class Curriculum:
             passed, failed = source.remembered(
                 book.successes[mine], book.failures[mine], book.noted_at[mine], book.era[mine]
             )
-            rates.append((a + passed) / (a + b + passed + failed))
+            rates.append(np.asarray((a + passed) / (a + b + passed + failed)))
         return rates
 
     def _name_of(self, row: int) -> str:
