@@ -53,16 +53,19 @@ def refuse(problems: Iterable[Problem]) -> None:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(schema: type[Model], values: object, *, prefix: str = "") -> Model:
+def validate(
+    schema: type[Model], values: object, *, prefix: str = "", most_problems: int | None = None
+) -> Model:
     """`values` as an instance of `schema`; `prefix` is the dotted key under which they stand in the file.
 
     Raises:
-        ConfigError: naming every unknown key, wrong type, value out of range and contradiction.
+        ConfigError: naming every unknown key, wrong type, value out of range and contradiction, or so many of them.
     """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problems = [problem for details in error.errors() for problem in _problems(details, schema, prefix)]
+        told = error.errors()[:most_problems]
+        problems = [problem for details in told for problem in _problems(details, schema, prefix)]
         raise ConfigError(problems) from None
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from midstream.conf.control.live import live_settings, merged, value_text
-from midstream.conf.control.strict import ControlError, in_short, read_model
+from midstream.conf.control.strict import ControlError, read_model
 from midstream.conf.errors import ConfigError
 from midstream.conf.schema import LayerConfig
 from midstream.conf.schema.base import Section
@@ -106,7 +106,8 @@ def read_change(path: Path, version: int, base: LayerConfig) -> tuple[Change, La
     try:
         return change, merged(base, change.values)
     except ConfigError as error:
-        raise ControlError(in_short(error)) from error
+        first, *others = map(str, error.problems)
+        raise ControlError(f"{first}; and {len(others):,} more" if others else first) from error
 
 
 def entries_of(run_dir: Path, base: LayerConfig) -> Iterator[Entry]:

@@ -68,10 +68,11 @@ class Control:
         """The configuration in force now; costs a listing of the folder where nothing has changed."""
         before = self._version
         names = self._names()
-        self._refused = {name: known for name, known in self._refused.items() if name in names}
         for name in names:
             if self._takes(name):
                 break
+        left = set(filter(self._is_newer, names))
+        self._refused = {name: known for name, known in self._refused.items() if name in left}
         alarms, self._alarms = tuple(self._alarms), []
         return Settled(self._version, self._layer, self._version != before, alarms)
 
@@ -103,10 +104,14 @@ class Control:
         except OSError as error:
             self._alarm(f"{self._folder} cannot be read ({error.strerror}): mend access")
             return []
-        newer = [name for name in found if (version_in(name) or 0) > self._version]
-        others = (name for name in found if version_in(name) is None)
-        strange = [name for name in others if name not in (BASE, ACKNOWLEDGED) and not name.startswith(".")]
-        return sorted(newer, reverse=True) + strange
+        newer = filter(self._is_newer, found)
+        return sorted(newer, key=lambda name: (version_in(name) or 0, name), reverse=True)
+
+    def _is_newer(self, name: str) -> bool:
+        version = version_in(name)
+        if version is None:
+            return name not in (BASE, ACKNOWLEDGED)
+        return version > self._version
 
     def _takes(self, name: str) -> bool:
         """Whether a file is valid, and with that in force."""
@@ -125,7 +130,6 @@ class Control:
                 f"{path} changes nothing: {error}. Remove it, and write changes with `midstream tune`"
             )
             return False
-        self._refused.pop(name, None)
         self._version, self._layer = version, layer
         return True
 

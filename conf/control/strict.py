@@ -47,17 +47,12 @@ def model_in(schema: type[Model], content: bytes) -> Model:
     if len(content) > LARGEST_BYTES:
         raise ControlError(f"it has more than {LARGEST_BYTES:,} bytes")
     try:
-        return validate(schema, _parsed(content))
+        # To tell what was meant by each of many wrong keys would take seconds.
+        return validate(schema, _parsed(content), most_problems=1)
     except ConfigError as error:
-        raise ControlError(in_short(error)) from error
+        raise ControlError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise ControlError(f"it is not sound JSON ({error})") from error
-
-
-def in_short(error: ConfigError) -> str:
-    """The first problem, and how many more there are: an alarm is a line."""
-    first, *others = error.problems
-    return f"{first}; and {len(others):,} more" if others else str(first)
 
 
 def _parsed(content: bytes) -> Any:
