@@ -143,8 +143,11 @@ def _effect(outcome: Outcome, change: Change) -> list[str]:
     if outcome.effect is None:
         return ["what comes of it cannot be foretold: the run has kept no statistics of its prompts yet"]
     before, after = outcome.effect
+    lines = [
+        ("  groups that inform, of those played", before.informative, after.informative),
+        ("  prompts played, of those that come up", before.played, after.played),
+    ]
     return [
         f"foretold from what is known of {after.known:,} of {after.prompts:,} prompts:",
-        f"  groups that inform, of those played   {percent(before.informative)} → {percent(after.informative)}",
-        f"  prompts played, of those that come up {percent(before.played)} → {percent(after.played)}",
+        *columns([(name, f"{percent(was)} → {percent(becomes)}") for name, was, becomes in lines]),
     ]
