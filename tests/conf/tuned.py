@@ -11,7 +11,9 @@ from midstream.conf.schema import LayerConfig
 
 
 def layer_config(run_dir: Path, **settings: Any) -> LayerConfig:
-    return LayerConfig.model_validate({"run_dir": str(run_dir), **settings})
+    """A job's own configuration; one value is set, so that no test goes by its default."""
+    gate = {"curriculum": {"gate": {"min_informative": 0.3}}}
+    return LayerConfig.model_validate({"run_dir": str(run_dir), **gate, **settings})
 
 
 def control_of(run_dir: Path, **settings: Any) -> Control:
