@@ -37,12 +37,13 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file; a pipe or a device is not waited for. Raises OSError, also where it is longer."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
-    return content
+        # A file that grows meanwhile is as long as it was.
+        if found.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"more than {most_bytes:,} bytes", str(path))
+        return file.read(most_bytes)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from midstream.conf.control.tuning import commit
 from tests.conf.tuned import control_of, proposed, tuned
 
 PEOPLE = 4
-ROUNDS = 50
+ROUNDS = 30
 WINS = 10
 
 _processes = multiprocessing.get_context("fork")
