@@ -51,6 +51,7 @@ class Control:
         self._folder = run_dir / FOLDER
         self._version, self._layer = 0, base
         self._refused: dict[str, tuple[_Seen, str]] = {}
+        self._past: set[str] = set()  # names that say nothing new any more
         self._said: set[str] = set()
         self._alarms: list[str] = []
         self._noted: tuple[int, int, list[Refusal]] | None = None
@@ -71,8 +72,8 @@ class Control:
         for name in names:
             if self._takes(name):
                 break
-        left = set(filter(self._is_newer, names))
-        self._refused = {name: known for name, known in self._refused.items() if name in left}
+        newer = set(filter(self._is_newer, names))
+        self._refused = {name: known for name, known in self._refused.items() if name in newer}
         alarms, self._alarms = tuple(self._alarms), []
         return Settled(self._version, self._layer, self._version != before, alarms)
 
@@ -98,13 +99,14 @@ class Control:
         """Files that may say something new, newest first; those that are not named after a version at the end."""
         try:
             with os.scandir(self._folder) as entries:
-                found = [entry.name for entry in entries if entry.name.endswith(".json")]
+                found = {entry.name for entry in entries if entry.name.endswith(".json")} - self._past
         except FileNotFoundError:
             return []
         except OSError as error:
             self._alarm(f"{self._folder} cannot be read ({error.strerror}): mend access")
             return []
-        newer = filter(self._is_newer, found)
+        newer = set(filter(self._is_newer, found))
+        self._past |= found - newer
         return sorted(newer, key=lambda name: (version_in(name) or 0, name), reverse=True)
 
     def _is_newer(self, name: str) -> bool:
