@@ -1,5 +1,6 @@
 """What `midstream tune` does: finds the run, makes the change, foretells it, and waits for the job to take it up."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from midstream.buffers.runs import named_below, runs_with
+from midstream.cli.units import age
 from midstream.conf.control.acknowledged import Acknowledgement, acknowledgement_in
 from midstream.conf.control.changes import Change, path_of
 from midstream.conf.control.live import merged
@@ -90,17 +91,20 @@ def effect_of(chain: Chain, change: Change | None) -> "tuple[Preview, Preview] |
 
 def taken_up(chain: Chain, change: Change, wait_s: float) -> Answer | None:
     """What the job says of a change that is written; None where it says nothing for so long."""
-    until_s = time.monotonic() + wait_s
-    console = Console(stderr=True, highlight=False)
-    text = f"waiting for the job's next step, {_last_seen(chain)} (Ctrl-C: the change stands)"
-    if not console.is_terminal:
-        click.echo(text, err=True)
-    with console.status(printable(text)):
+    begun_s, on_terminal = time.monotonic(), sys.stderr.isatty()
+    said = f"waiting for the job's next step, {_last_seen(chain)} (Ctrl-C: the change stands)"
+    click.echo(printable(said), err=True)
+    try:
         while True:
-            answer = _answer(chain, change)
-            if answer is not None or time.monotonic() >= until_s:
+            answer, waited_s = _answer(chain, change), time.monotonic() - begun_s
+            if answer is not None or waited_s >= wait_s:
                 return answer
+            if on_terminal:
+                click.echo(f"\r{age(waited_s)} ", err=True, nl=False)
             time.sleep(_POLL_S)
+    finally:
+        if on_terminal:
+            click.echo(err=True)
 
 
 def _answer(chain: Chain, change: Change) -> Answer | None:
