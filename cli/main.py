@@ -14,6 +14,7 @@ from midstream.cli.report import report
 from midstream.cli.sandbox import sandbox
 from midstream.cli.settings import FAILED, INTERRUPTED, WRONG_USAGE, Settings
 from midstream.cli.status import status
+from midstream.cli.tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,6 +32,7 @@ midstream.add_command(compare)
 midstream.add_command(report)
 midstream.add_command(sandbox)
 midstream.add_command(status)
+midstream.add_command(tune)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

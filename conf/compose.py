@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from midstream.conf.errors import ConfigError, Problem, closest, validate
+from midstream.conf.files import replace_file
 from midstream.conf.schema import JobConfig, LayerConfig
 
 CONFIG_MODULE = "midstream.conf"
@@ -123,15 +123,7 @@ def write_resolved(config: BaseModel, path: Path) -> None:
     """Write every value of `config` as YAML; the file is there whole or not at all."""
     text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, text.encode())
 
 
 def read_resolved(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What is wrong with a configuration, said so that the reader knows what to change."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -53,16 +53,19 @@ def refuse(problems: Iterable[Problem]) -> None:
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate(schema: type[Model], values: object, *, prefix: str = "") -> Model:
+def validate(
+    schema: type[Model], values: object, *, prefix: str = "", most_problems: int | None = None
+) -> Model:
     """`values` as an instance of `schema`; `prefix` is the dotted key under which they stand in the file.
 
     Raises:
-        ConfigError: naming every unknown key, wrong type, value out of range and contradiction.
+        ConfigError: naming every unknown key, wrong type, value out of range and contradiction, or so many of them.
     """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        problems = [problem for details in error.errors() for problem in _problems(details, schema, prefix)]
+        told = error.errors()[:most_problems]
+        problems = [problem for details in told for problem in _problems(details, schema, prefix)]
         raise ConfigError(problems) from None
 
 
@@ -79,7 +82,8 @@ def _problems(details: ErrorDetails, schema: type[BaseModel], prefix: str) -> It
         for problem in context["error"].problems:
             yield replace(problem, key=_join(key, problem.key))
     elif kind == "extra_forbidden":
-        yield Problem(key, value, _fix_unknown_key(_dotted("", details["loc"]), schema, prefix))
+        fix = unknown_key_fix(_dotted("", details["loc"]), list(known_keys(schema)), prefix)
+        yield Problem(key, value, fix)
     elif kind == "missing":
         yield Problem(key, None, "set it, there is no default")
     elif kind == "literal_error":
@@ -112,8 +116,8 @@ FIXES = {
 """What to do about each kind of fault that pydantic reports; the fields are those of its error context."""
 
 
-def _fix_unknown_key(key: str, schema: type[BaseModel], prefix: str) -> str:
-    known = list(_known_keys(schema))
+def unknown_key_fix(key: str, known: Collection[str], prefix: str = "") -> str:
+    """What to write in place of a dotted key that is not among those that are known; ``prefix`` is put before them."""
     name = key.rpartition(".")[2]
     nearest = closest(key, known)
     meant = [k for k in known if k.rpartition(".")[2] == name] or ([nearest] if nearest else [])
@@ -122,12 +126,13 @@ def _fix_unknown_key(key: str, schema: type[BaseModel], prefix: str) -> str:
     return f"there is no such key, did you mean {' or '.join(_join(prefix, k) for k in meant)}?"
 
 
-def _known_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def known_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of all settings and sections."""
     for name, field in schema.model_fields.items():
         key = _join(prefix, name)
         yield key
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _known_keys(field.annotation, key)
+            yield from known_keys(field.annotation, key)
 
 
 def _dotted(prefix: str, location: tuple[int | str, ...]) -> str:

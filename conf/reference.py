@@ -36,21 +36,23 @@ def reference() -> str:
 
 def _sections(model: type[BaseModel], prefix: str, skip: typing.Collection[str] = ()) -> Iterator[str]:
     inner = {name: field for name, field in model.model_fields.items() if name not in skip}
-    plain = {name: field for name, field in inner.items() if not _is_section(field)}
+    plain = {name: field for name, field in inner.items() if not is_section(field)}
     yield f"## {f'`{prefix}`' if prefix else 'The job'}\n\n{_first_line(model)}\n"
     yield "| key | type | default | what it is |\n|---|---|---|---|"
     for name, field in plain.items():
         key = f"{prefix}.{name}" if prefix else name
-        yield f"| `{key}` | {_type(field)} | {_default(field)} | {_text(field)} |"
+        texts = (type_text(field), default_text(field), meaning(field))
+        yield " | ".join([f"| `{key}`", *(text.replace("|", "\\|") for text in texts)]) + " |"
     yield ""
     for name, field in inner.items():
-        if _is_section(field):
+        if is_section(field):
             yield from _sections(
                 typing.cast(type[BaseModel], field.annotation), f"{prefix}.{name}".lstrip(".")
             )
 
 
-def _is_section(field: FieldInfo) -> bool:
+def is_section(field: FieldInfo) -> bool:
+    """Whether it holds settings of its own."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
@@ -58,14 +60,24 @@ def _first_line(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().partition("\n")[0]
 
 
-def _type(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
+    """Type and range, choices in backticks."""
     bounds = [
         f"{sign} {getattr(part, name):g}"
-        for part in field.metadata
+        for part in (*field.metadata, *_inner_metadata(field.annotation))
         for name, sign in _BOUNDS.items()
         if isinstance(getattr(part, name, None), int | float)
     ]
     return ", ".join([_type_name(field.annotation), *bounds])
+
+
+def _inner_metadata(annotation: Any) -> Iterator[Any]:
+    """What stands at the parts of a union, such as the range of a number that may be null."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        for part in typing.get_args(annotation):
+            if typing.get_origin(part) is typing.Annotated:
+                for note in part.__metadata__:
+                    yield from note.metadata if isinstance(note, FieldInfo) else [note]
 
 
 def _type_name(annotation: Any) -> str:
@@ -75,7 +87,7 @@ def _type_name(annotation: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_type_name(part) for part in typing.get_args(annotation))
     if origin is Literal:
-        return " \\| ".join(f"`{choice}`" for choice in typing.get_args(annotation))
+        return " | ".join(f"`{choice}`" for choice in typing.get_args(annotation))
     if origin is list:
         return f"list of {_type_name(typing.get_args(annotation)[0])}"
     if annotation is type(None):
@@ -90,15 +102,17 @@ def _type_name(annotation: Any) -> str:
     }.get(annotation.__name__, annotation.__name__)
 
 
-def _default(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
+    """In backticks, unless it is null; "" where there is none."""
     if field.is_required():
         return ""
     default = field.get_default(call_default_factory=True, validated_data={})
     return "null" if default is None else f"`{default}`"
 
 
-def _text(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split()).replace("|", "\\|")
+def meaning(field: FieldInfo) -> str:
+    """The sentence under it in the schema."""
+    return " ".join((field.description or "").split())
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from midstream.hooks.engine import Engine
 from midstream.hooks.slime.curriculum import SlimeCurriculum
 from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
+from midstream.hooks.slime.steering import Steering
 
 _ledgers: dict[str, Ledger[Group]] = {}
 _curricula: dict[str, SlimeCurriculum] = {}
@@ -53,6 +54,11 @@ def tally_of(args: Namespace) -> Tally:
 def credit_counts_of(args: Namespace) -> Counter[str]:
     """How many rollouts lacked what their estimator compares with, by what they lacked; one per process."""
     return _credit_counts(_settings_of(args))
+
+
+def steering_of(args: Namespace) -> Steering:
+    """Which settings are in force in this job, those changed in mid-run included; one per process."""
+    return _steering(_settings_of(args))
 
 
 def holds_of(args: Namespace) -> Holds:
@@ -134,6 +140,11 @@ def _tally(settings: str) -> Tally:
 @functools.cache
 def _credit_counts(settings: str) -> Counter[str]:
     return Counter(dict.fromkeys(FALLBACKS, 0))
+
+
+@functools.cache
+def _steering(settings: str) -> Steering:
+    return Steering(_layer(settings))
 
 
 @functools.cache

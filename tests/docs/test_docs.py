@@ -14,6 +14,7 @@ from midstream.buffers.journal.records import Group, Member
 from midstream.cli.main import main
 from midstream.hooks.credit.kept import described, keep
 from tests.buffers.made import played
+from tests.conf.tuned import control_of, tuned
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -95,6 +96,17 @@ def test_blame_commands_are_accepted(line: str, shell: Shell) -> None:
     kept = described(played((3, {"a": "x"})), version=4, index=0, step=0)
     keep(shell.folder / "runs" / "mine" / "continue", 0, [kept])
     shell.run(shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("line", commands("midstream tune"))
+def test_tune_commands_are_accepted(line: str, shell: Shell) -> None:
+    run_dir = shell.folder / "runs" / "mine"
+    control_of(run_dir)
+    tuned(run_dir, "bounds.token=12")
+    words = shlex.split(line)[1:]
+    asks = {"--list", "--log", "--dry-run"} & set(words)
+    # Nobody takes it up here.
+    shell.run(words if asks else [*words, "--no-wait"])
 
 
 def test_make_targets_exist() -> None:
