@@ -4,7 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 from midstream.hooks.slime.host import host_of
-from midstream.hooks.slime.sample import Group, samples_of
+from midstream.hooks.slime.sample import Group, samples_of, was_stopped
 
 _EQUAL = 1e-8
 
@@ -12,7 +12,8 @@ _EQUAL = 1e-8
 def informative(args: Namespace, group: Group, **_: Any) -> Any:
     """Keep a group whose rewards are not all equal: only such a group has advantages (DAPO).
 
-    Members that failed for reasons of infrastructure do not count; a group of nothing else is dropped.
+    Members that failed for reasons of infrastructure do not count, nor do those that were stopped when their group
+    was given up; a group of nothing else is dropped.
     """
     members = list(samples_of(group))
     rewards = [sample.get_reward_value(args) for sample in members if not sample.remove_sample]
@@ -21,4 +22,4 @@ def informative(args: Namespace, group: Group, **_: Any) -> Any:
         return output(keep=False, reason="failed")
     if max(rewards) - min(rewards) > _EQUAL:
         return output(keep=True)
-    return output(keep=False, reason=f"all_{rewards[0]:g}")
+    return output(keep=False, reason="stopped" if any(map(was_stopped, members)) else f"all_{rewards[0]:g}")

@@ -5,6 +5,7 @@ import json
 from argparse import Namespace
 from collections import Counter
 
+from midstream.buffers.curriculum.early_stop import decider
 from midstream.buffers.holds import Holds
 from midstream.buffers.ledger import Ledger
 from midstream.buffers.policies.base import Policy
@@ -15,6 +16,7 @@ from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.credit.estimates import FALLBACKS
 from midstream.hooks.engine import Engine
+from midstream.hooks.siblings import Siblings
 from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
 
@@ -56,6 +58,11 @@ def credit_counts_of(args: Namespace) -> Counter[str]:
 def holds_of(args: Namespace) -> Holds:
     """Which snapshots must outlast the rollouts that made them; one per process."""
     return _holds(_settings_of(args))
+
+
+def siblings_of(args: Namespace) -> Siblings:
+    """Who of a group plays, has ended or was stopped; one per process."""
+    return _siblings(_settings_of(args))
 
 
 def ledger_of(args: Namespace) -> Ledger[Group] | None:
@@ -124,6 +131,11 @@ def _credit_counts(settings: str) -> Counter[str]:
 @functools.cache
 def _holds(settings: str) -> Holds:
     return Holds()
+
+
+@functools.cache
+def _siblings(settings: str) -> Siblings:
+    return Siblings(decider(_layer(settings).curriculum))
 
 
 @functools.cache
