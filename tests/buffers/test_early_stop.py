@@ -101,9 +101,9 @@ def test_what_is_known_of_the_prompt_counts() -> None:
 
 def test_nobody_decides_where_no_group_is_to_be_given_up() -> None:
     assert decider(curriculum()) is None
-    assert (
-        decider(CurriculumConfig.model_validate({"early_stop": {"min_informative": 0.5}})) is None
-    ), "the curriculum is not enabled"
+    assert decider(CurriculumConfig.model_validate({"early_stop": {"min_informative": 0.5}})) is None, (
+        "the curriculum is not enabled"
+    )
 
 
 @pytest.mark.parametrize(

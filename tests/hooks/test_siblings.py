@@ -24,7 +24,7 @@ from midstream.hooks.slime.sample import recorded_rollout
 from midstream.hooks.slime.settings import engine_of, environments_of, siblings_of, tally_of
 from midstream.local.sample import Sample
 from tests.hooks.host import file_args, number_args
-from tests.hooks.scripted import NumberEnvironment, NumberEnvironments, ScriptedEngine
+from tests.hooks.scripted import NumberEnvironment, ScriptedEngine
 
 MEMBERS = 4
 # With nothing known before, three of four that agree leave a chance of 0.2, and two leave 0.4.
