@@ -181,7 +181,7 @@ def test_the_discard_policy_leaves_nothing_behind(filtered):
 
 
 def test_a_group_that_is_given_up_is_dropped_without_its_last_members(given_up):
-    """The job would not have ended in time if the one that hangs had been waited for."""
+    """The one that hangs would have had the reward of the others in the end."""
     assert "'rollout/dynamic_filter/drop_stopped': 1" in given_up["log"]
     assert "group 0 is given up" in given_up["log"]
     trained = samples(given_up, 0)

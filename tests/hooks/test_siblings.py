@@ -266,8 +266,7 @@ def test_a_stopped_member_of_a_group_that_informs_is_out_of_its_statistics(args:
         for sample in group[:3]:
             await host.play(sample, FAIL)
         await host.play(group[3], SUCCEED)
-        record = recorded_rollout(group[2])
-        record.reward = group[2].reward = 1.0
+        group[2].reward = 1.0
         assert informative(args, group).keep
         raw, rewards = post_process(args, group)
         assert raw == [0.0, 0.0, 1.0, 0.0]
@@ -277,7 +276,9 @@ def test_a_stopped_member_of_a_group_that_informs_is_out_of_its_statistics(args:
 
 
 def test_real_workspaces_are_given_up_with_their_snapshots(tmp_path: Path) -> None:
-    layer = {"resume_policy": "continue", "curriculum": EARLY_STOP}
+    # Three of six that agree leave a chance of 0.43.
+    early_stop = {"min_informative": 0.5, "min_finished": 3}
+    layer = {"resume_policy": "continue", "curriculum": {"enabled": True, "early_stop": early_stop}}
     args = file_args(tmp_path, layer, eval_cmd="true", members=MEMBERS + 2)
 
     async def scene(host: Host, source: DataSource, group: Group) -> None:
@@ -287,10 +288,10 @@ def test_real_workspaces_are_given_up_with_their_snapshots(tmp_path: Path) -> No
             sample.metadata["files"][".bashrc"] += f"slow() {{ : >{started}; sleep 600; }}\n"
         store = SnapshotStore(tmp_path / "snapshots")
         try:
-            thinks = host.play(group[0], ["add 2 <end>", "never"])
-            await host.held(1)
-            await host.cut_off(thinks)
-            assert environments.metrics()["sandbox/hot"] == 1
+            first = [host.play(sample, ["add 2 <end>", "never"]) for sample in (group[0], group[2])]
+            await host.held(2)
+            await host.cut_off(*first)
+            assert environments.metrics()["sandbox/hot"] == 2
             assert store.statistics().snapshots > 0
 
             thinks = host.play(group[0], ["add 3 <end>", "never"])
@@ -299,11 +300,12 @@ def test_real_workspaces_are_given_up_with_their_snapshots(tmp_path: Path) -> No
             async with asyncio.timeout(10):
                 while not started.exists():
                     await asyncio.sleep(0.01)
-            for sample in group[2:]:
+            for sample in group[3:]:
                 await host.play(sample, ["add 4 <end>", "done <end>"])
             await asyncio.wait_for(asyncio.gather(thinks, acts), timeout=10)
-            assert was_stopped(group[0])
-            assert was_stopped(group[1])
+            rests = group[2]
+            await host.play(rests, ["never"])
+            assert all(map(was_stopped, group[:3]))
             metrics = environments.metrics()
             assert (metrics["sandbox/in_use"], metrics["sandbox/hot"]) == (0, 0)
             assert store.statistics().snapshots == 0
