@@ -58,8 +58,9 @@ class Patience:
 
     async def for_engine(self, work: Awaitable[Result]) -> Result:
         """Await a generation, which the host itself aborts; raises Stopped or Stuck, and then it is cancelled."""
+        ends_at = 0.0 if self._stopped else self._ends_at
         try:
-            async with asyncio.timeout_at(self._ends_at) as self._at_engine:
+            async with asyncio.timeout_at(ends_at) as self._at_engine:
                 return await work
         except TimeoutError:
             self.check()

@@ -15,7 +15,7 @@ from midstream.hooks.answers import Generation
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable
 from midstream.hooks.rules import TurnRules
 from midstream.hooks.turns import Play
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
+from tests.hooks.scripted import IDS, NumberEnvironment, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 PROMPT = [IDS["7"]]
 
@@ -618,3 +618,31 @@ def test_a_rollout_that_has_its_result_keeps_it_when_it_is_stopped() -> None:
     scene = Scene([("done <end>", "stop")], environments=NumberEnvironments(closing_s=1.0))
     asyncio.run(stop_later(scene))
     assert (scene.rollout.status, scene.rollout.reward) == (Status.COMPLETED, 0.0)
+
+
+class StoppedInItsStart(NumberEnvironments):
+    """An environment that is there at the moment at which its rollout is stopped."""
+
+    play: Play
+
+    async def start(self, task: Task) -> NumberEnvironment:
+        environment = await super().start(task)
+        self.play.stop()
+        return environment
+
+
+def test_who_is_stopped_in_its_start_generates_nothing() -> None:
+    environments = StoppedInItsStart()
+    scene = Scene([("done <end>", "stop")], environments=environments)
+    scene.engine.slow_s = 1.0
+
+    async def start() -> None:
+        async with scene.engine.serving() as url:
+            client = Engine(url, retry_s=scene.retry_s)
+            environments.play = scene.parts(client)
+            await environments.play.run()
+            await client.close()
+
+    asyncio.run(start())
+    assert (scene.rollout.failure, scene.rollout.tokens) == ("stopped", [])
+    assert (environments.starts, environments.live) == (1, 0)
