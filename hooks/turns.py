@@ -22,7 +22,7 @@ from midstream.envs.errors import (
 from midstream.envs.protocol import Environment, EnvironmentFactory, Snapshot, Step, Task
 from midstream.hooks.engine import Engine
 from midstream.hooks.patience import ABORT_POLL_S, Cut, Patience, Stopped, Stuck
-from midstream.hooks.release import give_up, released
+from midstream.hooks.release import give_up, over, released
 from midstream.hooks.rules import Tokenizer, TokenSink, TurnRules
 
 _logger = logging.getLogger(__name__)
@@ -291,8 +291,7 @@ class Play:
 
     async def _close(self) -> None:
         if self._snapshotting is not None:
-            self._snapshotting.cancel()
-            await asyncio.gather(self._snapshotting, return_exceptions=True)
+            await over(self._snapshotting)
             self._snapshotting = None
         if self._environment is not None:
             environment, self._environment = self._environment, None

@@ -620,6 +620,13 @@ def test_a_rollout_that_has_its_result_keeps_it_when_it_is_stopped() -> None:
     assert (scene.rollout.status, scene.rollout.reward) == (Status.COMPLETED, 0.0)
 
 
+def test_a_snapshot_that_is_under_way_is_given_up_with_its_rollout() -> None:
+    scene = Scene([("done <end>", "stop")], environments=NumberEnvironments(snapshot_s=1.0))
+    scene.engine.slow_s = 2.0
+    asyncio.run(stop_later(scene))
+    assert list(scene.rollout.snapshots) == scene.environments.forgotten == ["0"]
+
+
 class StoppedInItsStart(NumberEnvironments):
     """An environment that is there at the moment at which its rollout is stopped."""
 
