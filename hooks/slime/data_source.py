@@ -35,6 +35,7 @@ from midstream.hooks.slime.settings import (
     policy_of,
     tally_of,
 )
+from midstream.hooks.slime.siblings import check_early_stop
 
 
 class DataSource:
@@ -61,6 +62,7 @@ class DataSource:
         policy = policy_of(args)
         _check_flags(args, policy)
         check_credit(args)
+        check_early_stop(args)
         self.counters = tally_of(args)
         self._buffer: Waiting[Group] = Waiting(
             policy,

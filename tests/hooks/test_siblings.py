@@ -30,6 +30,7 @@ MEMBERS = 4
 # With nothing known before, three of four that agree leave a chance of 0.2, and two leave 0.4.
 EARLY_STOP = {"enabled": True, "early_stop": {"min_informative": 0.3, "min_finished": 2}}
 FAIL, SUCCEED, LONG = ["done <end>"], ["add <end>", "done <end>"], ["add <end>", "never"]
+FILTER = "midstream.hooks.slime.filters.informative"
 Group = list[Sample]
 
 
@@ -114,7 +115,7 @@ def running(scene: Callable[[Host, DataSource, Group], Any], args: Namespace) ->
 @pytest.fixture
 def args(tmp_path: Path) -> Namespace:
     layer = {"resume_policy": "continue", "curriculum": EARLY_STOP}
-    return number_args(tmp_path, layer, n_samples_per_prompt=MEMBERS, rollout_temperature=1.0)
+    return number_args(tmp_path, layer, n_samples_per_prompt=MEMBERS, dynamic_sampling_filter_path=FILTER)
 
 
 def was_stopped(sample: Sample) -> bool:
@@ -221,6 +222,12 @@ def test_a_restarted_job_plays_on_what_it_does_not_know_to_be_given_up(args: Nam
     running(scene, args)
 
 
+def test_groups_that_are_given_up_need_somebody_to_drop_them(args: Namespace) -> None:
+    args.dynamic_sampling_filter_path = None
+    with pytest.raises(ValueError, match="early_stop.*add --dynamic-sampling-filter-path"):
+        DataSource(args)
+
+
 def test_a_member_that_failed_counts_neither_as_ended_nor_as_left(args: Namespace) -> None:
     args.midstream["max_attempts"] = 1
 
@@ -280,6 +287,7 @@ def test_real_workspaces_are_given_up_with_their_snapshots(tmp_path: Path) -> No
     early_stop = {"min_informative": 0.5, "min_finished": 3}
     layer = {"resume_policy": "continue", "curriculum": {"enabled": True, "early_stop": early_stop}}
     args = file_args(tmp_path, layer, eval_cmd="true", members=MEMBERS + 2)
+    args.dynamic_sampling_filter_path = FILTER
 
     async def scene(host: Host, source: DataSource, group: Group) -> None:
         environments = environments_of(args)
