@@ -23,6 +23,6 @@ def check_early_stop(args: Namespace) -> None:
     if siblings_of(args).decide is not None and getattr(args, "dynamic_sampling_filter_path", None) is None:
         raise ValueError(
             "midstream.curriculum.early_stop.min_informative is above 0, and nobody would drop the groups that are "
-            "given up: add --dynamic-sampling-filter-path midstream.hooks.slime.filters.informative, or a filter of your "
-            "own that drops what does not inform"
+            "given up: add --dynamic-sampling-filter-path midstream.hooks.slime.filters.informative, or a filter "
+            "of your own that drops what does not inform"
         )
