@@ -54,7 +54,7 @@ class Ledger(Generic[Group]):
 
     What the journal refers to stays in the store: ``is_in_use`` says so to whoever would delete a snapshot.
 
-    ``hand_overs`` counts the steps that were given to training.
+    ``hand_overs`` counts the steps that were given to training; ``step`` is the number of the next one.
 
     ``host_keeps`` says whether groups may stay with the host from one hand-over to the next, finished or not. One
     that is then not handed over is not given up: it may be next, and nothing but the host's word tells. Where
@@ -71,6 +71,7 @@ class Ledger(Generic[Group]):
         self._has_said = False
         self._waiting: set[str] = set()
         self.hand_overs = 0
+        self.step = 0
         self.version: int | None = None
         self._next: int | None = None  # the number of the new group that comes next, where that is known
 
@@ -144,6 +145,7 @@ class Ledger(Generic[Group]):
         """
         with self._lock:
             self.hand_overs += 1
+            self.step = rollout_id + 1
             handed = list(keys)
             if waiting := [key for key in handed if key in self._waiting]:
                 raise OwnershipError(
@@ -203,6 +205,7 @@ class Ledger(Generic[Group]):
             if rollout_id is None or rollout_id < 0:
                 self._check_may_go(list(notes))
             restored = self._journal.roll_back(rollout_id)
+            self.step = 0 if rollout_id is None else rollout_id + 1
             note = json.loads(notes[rollout_id]) if rollout_id in notes else {"version": None, "next": None}
             self.version, self._next = note["version"], note["next"]
             self._in_flight, self._absences = {}, {}

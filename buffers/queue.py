@@ -39,8 +39,8 @@ class Queue(Generic[Group]):
     ) -> None:
         self._begun = begun
         self._select = select
-        self._limit = passed_over
-        self._share = resumed_share
+        self.passed_over = passed_over
+        self.resumed_share = resumed_share
         # By the group's id(), in the order in which they came. Those that came first were passed over most often.
         self._groups: dict[int, Group] = {}
         self._fresh: dict[int, Group] = {}  # of these the ones that have not begun
@@ -80,11 +80,11 @@ class Queue(Generic[Group]):
             ValueError: the selection left a group in its list that it also returned, returned more than it
                 was asked for, or lost one: each group must be in exactly one place.
         """
-        pick: _Pick[Group] = _Pick(count, max(1, math.floor(self._share * count + _ROUNDING)))
+        pick: _Pick[Group] = _Pick(count, max(1, math.floor(self.resumed_share * count + _ROUNDING)))
         if self._select is oldest_first:
             self._pick_oldest(pick, passed_over=0)
         else:
-            self._pick_oldest(pick, passed_over=self._limit)
+            self._pick_oldest(pick, passed_over=self.passed_over)
             self._pick_selected(pick, self._groups)
             if pick.refused and pick.room:
                 self._pick_selected(pick, self._fresh)

@@ -38,10 +38,10 @@ class PartialRollout:
     environment have log-prob 0.0, mask 0 and no span; tokens of the model are covered by exactly one
     span. ``snapshot`` is the id of the environment's state at the end of the last turn, None where that
     is unknown; ``snapshots`` holds every snapshot that it and the turns refer to. ``fault`` says what the
-    agent did where that ended the episode, ``failure`` what ended it that is nobody's doing: ``environment``
-    or ``deadline``. ``anchor`` is where its group was forked last, or to where the rollout went back since, None
-    where it has no tokens of the model in common with another: rollouts of a group with equal anchors are
-    continuations of one state, with one transcript.
+    agent did where that ended the episode, ``failure`` what ended it that is nobody's doing: ``environment``,
+    ``deadline``, or ``stopped`` where its group was given up. ``anchor`` is where its group was forked last, or to
+    where the rollout went back since, None where it has no tokens of the model in common with another: rollouts of a
+    group with equal anchors are continuations of one state, with one transcript.
     ``snapshot_wait_s`` are the seconds of wall-clock in which it waited for a snapshot, and for nothing else.
     """
 

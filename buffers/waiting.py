@@ -66,7 +66,6 @@ class Waiting(Generic[Group]):
         expect: Callable[[Group, Decide | None], None] = lambda group, decide: None,
     ) -> None:
         self._policy = policy
-        self._bounds = bounds
         self._members = members
         self._abandon = abandon
         self._dropped = dropped
@@ -78,6 +77,7 @@ class Waiting(Generic[Group]):
             passed_over=bounds.passed_over,
             resumed_share=bounds.resumed_share,
         )
+        self.bounds = bounds
         self.tally = Tally() if tally is None else tally
 
     def __len__(self) -> int:
@@ -92,6 +92,16 @@ class Waiting(Generic[Group]):
     def groups(self, groups: Iterable[Group]) -> None:
         self._queue.groups = list(groups)
         self.tally.groups = len(self)
+
+    @property
+    def bounds(self) -> BoundsConfig:
+        """The bounds that hold from the next group on that comes or goes."""
+        return self._bounds
+
+    @bounds.setter
+    def bounds(self, bounds: BoundsConfig) -> None:
+        self._bounds = bounds
+        self._queue.passed_over, self._queue.resumed_share = bounds.passed_over, bounds.resumed_share
 
     def times_passed_over(self, group: Group) -> int:
         """How many takes have left this group behind."""

@@ -21,8 +21,8 @@ from midstream.envs.errors import (
 )
 from midstream.envs.protocol import Environment, EnvironmentFactory, Snapshot, Step, Task
 from midstream.hooks.engine import Engine
-from midstream.hooks.patience import ABORT_POLL_S, Cut, Patience, Stuck
-from midstream.hooks.release import give_up, released
+from midstream.hooks.patience import ABORT_POLL_S, Cut, Patience, Stopped, Stuck
+from midstream.hooks.release import give_up, over, released
 from midstream.hooks.rules import Tokenizer, TokenSink, TurnRules
 
 _logger = logging.getLogger(__name__)
@@ -73,7 +73,8 @@ class Play:
         Afterwards ``rollout.status`` says which. An environment that fails is replaced by one from the
         last snapshot; after ``max_attempts`` failures the status is FAILED and there is no reward. A
         snapshot that cannot be restored costs the turns since the one before it. What the agent did to
-        make going on impossible ends the episode with reward 0. What outlasts the deadline is FAILED too.
+        make going on impossible ends the episode with reward 0. What outlasts the deadline is FAILED too, and
+        so is what ``stop`` ended.
         """
         rollout = self.rollout
         self._patience.begin()
@@ -88,6 +89,8 @@ class Play:
                 except Stuck as stuck:
                     _logger.warning("rollout of %s is given up: %s", rollout.prompt_key, stuck)
                     self._fail("deadline")
+                except Stopped:
+                    self._fail("stopped")
                 except AgentFault as fault:
                     rollout.fault = str(fault)
                     rollout.reward = 0.0
@@ -104,6 +107,10 @@ class Play:
             await self._give_up()
         finally:
             await asyncio.shield(self._close())
+
+    def stop(self) -> None:
+        """Have this play end without a result, as soon as it can; one that has its result keeps it."""
+        self._patience.stop()
 
     def _fail(self, failure: str) -> None:
         self.rollout.failure = failure
@@ -284,8 +291,7 @@ class Play:
 
     async def _close(self) -> None:
         if self._snapshotting is not None:
-            self._snapshotting.cancel()
-            await asyncio.gather(self._snapshotting, return_exceptions=True)
+            await over(self._snapshotting)
             self._snapshotting = None
         if self._environment is not None:
             environment, self._environment = self._environment, None

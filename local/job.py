@@ -13,7 +13,7 @@ from midstream.buffers.rollout import PartialRollout
 from midstream.conf.schema import JobConfig
 from midstream.hooks.slime.generate import give_up_abandoned
 from midstream.hooks.slime.host import load_function
-from midstream.hooks.slime.sample import recorded_rollout, samples_of
+from midstream.hooks.slime.sample import recorded_rollout, samples_of, was_stopped
 from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
 from midstream.local.args import checkpoints_of
 from midstream.local.attached import AttachedServer
@@ -251,7 +251,7 @@ class Run:
             version=step,
             **times,
             reward_mean=reward_mean,
-            failed_rollouts=len(samples) - len(trained),
+            failed_rollouts=sum(sample.remove_sample and not was_stopped(sample) for sample in samples),
             generated_tokens=generated,
             reprefilled_tokens=after.reprefilled_tokens - before.reprefilled_tokens,
             # A token is trained on, waits, or is lost, whoever lost it and why.

@@ -34,18 +34,20 @@ class Filter:
         """How many things have given way."""
         return min(2, self.dropped // (config.filter.relax_after * self._needed))
 
-    def judge(self, rewards: Sequence[float], config: CurriculumConfig) -> Verdict:
-        """Of the rewards of those members that count, which may be none."""
-        verdict = self._judged(rewards, config)
+    def judge(self, rewards: Sequence[float], config: CurriculumConfig, *, stopped: bool = False) -> Verdict:
+        """Of the rewards of those members that count, which may be none; `stopped` says that the rest was given up."""
+        verdict = self._judged(rewards, config, stopped=stopped)
         self.dropped += not verdict.keep
         return verdict
 
-    def _judged(self, rewards: Sequence[float], config: CurriculumConfig) -> Verdict:
+    def _judged(self, rewards: Sequence[float], config: CurriculumConfig, *, stopped: bool) -> Verdict:
         # Nothing of a group that failed can be trained on.
         if not rewards:
             return Verdict(False, "failed")
         relaxed, rules = self.relaxed(config), config.filter
         if are_equal(rewards, config):
+            if stopped:
+                return Verdict(False, "stopped")
             keep = rules.zero_variance == "keep" or relaxed >= 2
             return Verdict(keep, None if keep else f"all_{rewards[0]:g}")
         if relaxed >= 1 or (rules.low == 0 and rules.high == 1):

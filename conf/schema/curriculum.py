@@ -139,7 +139,7 @@ class CurriculumConfig(Section):
 
 
 def curriculum_problems(curriculum: CurriculumConfig) -> Iterator[Problem]:
-    """A group that is given up has to be dropped."""
+    """A group that is given up has to be dropped, and its members must be either successes or not."""
     if curriculum.filter.zero_variance == "keep" and curriculum.early_stop.min_informative > 0:
         yield Problem(
             "curriculum.early_stop.min_informative",
@@ -151,4 +151,11 @@ def curriculum_problems(curriculum: CurriculumConfig) -> Iterator[Problem]:
             "curriculum.filter.low",
             curriculum.filter.low,
             "a band of pass rates needs midstream.curriculum.outcome.by=threshold",
+        )
+    if curriculum.outcome.by == "spread" and curriculum.early_stop.min_informative > 0:
+        yield Problem(
+            "curriculum.early_stop.min_informative",
+            curriculum.early_stop.min_informative,
+            "use 0, or midstream.curriculum.outcome.by=threshold: of rewards that only have to differ, those that are "
+            "equal so far say too little of the others",
         )

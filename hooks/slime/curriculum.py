@@ -13,18 +13,21 @@ import numpy as np
 from midstream.buffers.curriculum.book import Cost, digest_of
 from midstream.buffers.curriculum.curriculum import Curriculum, Outcome
 from midstream.buffers.curriculum.drawing import Prompts
+from midstream.buffers.curriculum.early_stop import Decide, decider, tokens_saved
 from midstream.buffers.curriculum.filter import Verdict
 from midstream.buffers.curriculum.history import FOLDER, keep_step
 from midstream.buffers.curriculum.state import restore, save
 from midstream.conf.schema import CurriculumConfig, LayerConfig
+from midstream.conf.schema.curriculum import EarlyStopConfig
 from midstream.hooks.slime.groups import key_of
-from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of
+from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of, was_stopped
 
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
+_NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
 _logger = logging.getLogger(__name__)
 
 
@@ -40,6 +43,7 @@ class SlimeCurriculum:
         assert layer.run_dir is not None  # every host's job has one
         _check_flags(args, layer.curriculum)
         self._args, self._layer, self._prompts = args, layer, prompts
+        self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
         self._seen: set[str] = set()
         self._unknown = 0
@@ -62,6 +66,14 @@ class SlimeCurriculum:
             groups += self._prompts.get_samples(1)
         return groups
 
+    def configure(self, config: CurriculumConfig) -> Decide | None:
+        """Go on under other settings; returns what decides from now on when a group is given up, None for never."""
+        if config.early_stop.min_informative > 0 and not self._drops_given_up:
+            _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
+            config = config.model_copy(update={"early_stop": EarlyStopConfig()})
+        self.curriculum.configure(config)
+        return decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+
     def advance(self, version: int | None) -> None:
         """The policy has come to this version, as far as that is known."""
         if version is not None:
@@ -74,9 +86,15 @@ class SlimeCurriculum:
         if key in self._seen:
             return
         self._seen.add(key)
-        records = [record for sample in members if (record := (sample.metadata or {}).get(RECORD_KEY))]
-        rewards = rewards_of(self._args, group)
-        known = self.curriculum.observe(Outcome(_digest(members[0]), rewards, _cost(records)))
+        stopped = [sample for sample in members if was_stopped(sample)]
+        ended = [sample for sample in members if not sample.remove_sample]
+        outcome = Outcome(
+            _digest(members[0]),
+            rewards_of(self._args, group),
+            _cost(ended),
+            tokens_saved(_own_tokens(ended), _own_tokens(stopped)) if stopped else None,
+        )
+        known = self.curriculum.observe(outcome)
         if not known and not self._unknown:
             _logger.warning(
                 "group %s is of a prompt that is not in the dataset, so the curriculum learns nothing from it: another "
@@ -88,7 +106,11 @@ class SlimeCurriculum:
     def judge(self, group: Group) -> Verdict:
         """Whether a group is trained on."""
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
-        verdict = self.curriculum.filter.judge(rewards_of(self._args, group), self.curriculum.config)
+        verdict = self.curriculum.filter.judge(
+            rewards_of(self._args, group),
+            self.curriculum.config,
+            stopped=any(map(was_stopped, samples_of(group))),
+        )
         now = self.curriculum.filter.relaxed(self.curriculum.config)
         if now > relaxed:
             _logger.warning(
@@ -175,10 +197,7 @@ def _check_flags(args: Namespace, config: CurriculumConfig) -> None:
             f"{_FILTER}, or, beside a filter of your own, --rollout-all-samples-process-path {_OBSERVER}"
         )
     if config.early_stop.min_informative > 0 and filters != _FILTER:
-        raise ValueError(
-            f"midstream.curriculum.early_stop needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups "
-            "that are given up"
-        )
+        raise ValueError(f"midstream.curriculum.early_stop.min_informative is above 0: {_NEEDS_FILTER}")
 
 
 def _prompts_of(prompts: Any, source_key: str) -> Prompts:
@@ -207,11 +226,18 @@ def _digest(sample: Any) -> int:
     return digest_of(record["prompt_key"] if record else task_of(sample).key)
 
 
-def _cost(records: Sequence[dict[str, Any]]) -> Cost:
+def _cost(samples: Sequence[Any]) -> Cost:
+    records = [record for sample in samples if (record := (sample.metadata or {}).get(RECORD_KEY))]
     if not records:
         return Cost()
     return Cost(
-        tokens=fmean(sum(end - start for _, start, end in record["spans"]) for record in records),
+        tokens=fmean(_own_tokens(samples)),
         turns=fmean(len(record["turns"]) for record in records),
         seconds=fmean(sum(turn["seconds"] for turn in record["turns"]) for record in records),
     )
+
+
+def _own_tokens(samples: Sequence[Any]) -> list[int]:
+    """Tokens of the policy in each sample that has a record."""
+    records = [(sample.metadata or {}).get(RECORD_KEY) for sample in samples]
+    return [sum(end - start for _, start, end in record["spans"]) for record in records if record]

@@ -11,9 +11,9 @@ from midstream.buffers.policies.base import CutOff, Policy
 from midstream.buffers.queue import Select, oldest_first
 from midstream.buffers.rollout import PartialRollout
 from midstream.buffers.waiting import Waiting
+from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import Snapshot
 from midstream.hooks.slime.credit_flags import check_credit
-from midstream.hooks.slime.curriculum import SlimeCurriculum
 from midstream.hooks.slime.host import load_function, running_host
 from midstream.hooks.slime.members import (
     SampleMember,
@@ -22,20 +22,19 @@ from midstream.hooks.slime.members import (
     recorded_snapshots,
     shared_snapshots,
 )
+from midstream.hooks.slime.prompts import HostPrompts
 from midstream.hooks.slime.ratio import measurements_of
 from midstream.hooks.slime.restart import adopt_snapshots, check_sizes, open_ledger, restored_groups
 from midstream.hooks.slime.sample import Group, recorded_rollout, samples_of
 from midstream.hooks.slime.settings import (
     abandoned_of,
-    curriculum_of,
     engine_of,
     environments_of,
     holds_of,
     host_keeps_groups,
-    keep_curriculum,
     keep_ledger,
-    layer_of,
     policy_of,
+    steering_of,
     tally_of,
 )
 
@@ -60,14 +59,14 @@ class DataSource:
         """
         self._args = args
         self._host = running_host(args)
-        self._prompts = self._host.load("prompts", "RolloutDataSource")(args)
+        self._prompts = HostPrompts(args)
         policy = policy_of(args)
         _check_flags(args, policy)
         check_credit(args)
         self.counters = tally_of(args)
         self._buffer: Waiting[Group] = Waiting(
             policy,
-            layer_of(args).bounds,
+            steering_of(args).layer().bounds,
             members=self._members,
             begun=has_begun,
             select=self._select(),
@@ -81,6 +80,7 @@ class DataSource:
         keep_ledger(args, self._ledger)
         self._has_begun = False
         self._undelivered: list[Group] = []  # prompts that the host has counted, and nobody got
+        steering_of(args).subscribe(self._configure)
         self._asked_after: int | None = None  # hand-overs, when the engine was asked for its version
         # The prompts and the buffer have none of their own, and a checkpoint is of both at one moment.
         self._lock = threading.RLock()
@@ -117,11 +117,12 @@ class DataSource:
         """
         with self._lock:
             self._begin()
+            steering_of(self._args).poll(self._ledger.step)
             groups = self._buffer.take(num_samples, self._version())
             missing = num_samples - len(groups)
             drawn = max(0, missing - len(self._undelivered))
             if drawn:
-                self._undelivered += self._draw(drawn)
+                self._undelivered += self._prompts.draw(drawn)
             new = self._undelivered[:missing]
             try:
                 self._ledger.check_new(new[len(new) - drawn :])
@@ -187,8 +188,6 @@ class DataSource:
                 self._undelivered = []
             # First, so that a position never stands without the groups that were taken before it.
             self._ledger.checkpoint(rollout_id, engine_of(self._args).version)
-            if (curriculum := curriculum_of(self._args)) is not None:
-                curriculum.save(rollout_id)
             self._prompts.save(rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
@@ -205,7 +204,8 @@ class DataSource:
 
     def close(self) -> None:
         """Let go of the run directory; the groups that wait stay in its journal."""
-        keep_curriculum(self._args, None)
+        steering_of(self._args).unsubscribe(self._configure)
+        self._prompts.close()
         keep_ledger(self._args, None)
         self._ledger.close()
 
@@ -226,23 +226,11 @@ class DataSource:
         holds_of(self._args).inherit(self._ledger.snapshots_in_use().difference(referred))
         if self._ledger.version is not None:
             engine_of(self._args).go_on_after(self._ledger.version)
-        self._begin_curriculum(rollout_id)
+        self._prompts.begin(rollout_id)
 
-    def _begin_curriculum(self, rollout_id: int | None) -> None:
-        layer = layer_of(self._args)
-        if layer.curriculum.enabled:
-            curriculum = SlimeCurriculum(self._args, layer, self._prompts)
-            if rollout_id is not None:
-                curriculum.load(rollout_id)
-            keep_curriculum(self._args, curriculum)
-
-    def _draw(self, count: int) -> list[Group]:
-        """New groups, numbered by the host: of the prompts that the curriculum chooses, or as they come."""
-        curriculum = curriculum_of(self._args)
-        if curriculum is None:
-            groups: list[Group] = self._prompts.get_samples(count)
-            return groups
-        return curriculum.take(count, engine_of(self._args).version)
+    def _configure(self, layer: LayerConfig) -> None:
+        self._buffer.bounds = layer.bounds
+        self._prompts.configure(layer)
 
     def _version(self) -> int | None:
         """The policy's version, asked of the engine once a step where something waits.

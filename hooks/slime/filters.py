@@ -18,8 +18,9 @@ _EQUAL = 1e-8
 def informative(args: Namespace, group: Group, **_: Any) -> Any:
     """Keep a group whose rewards are not all equal: only such a group has advantages (DAPO).
 
-    Members that failed for reasons of infrastructure do not count; a group of nothing else is dropped. With a
-    curriculum, what it is set to keep is kept, and it learns from every group.
+    Members that failed for reasons of infrastructure do not count, nor do those that were stopped when their group
+    was given up; a group of nothing else is dropped. With a curriculum, what it is set to keep is kept, and it learns
+    from every group.
     """
     output = host_of(next(samples_of(group))).load("filters", "DynamicFilterOutput")
     curriculum = curriculum_of(args)

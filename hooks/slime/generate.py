@@ -3,6 +3,7 @@
 import functools
 import re
 from argparse import Namespace
+from contextlib import nullcontext
 from typing import Any
 
 from midstream.buffers.policies.base import CutOff
@@ -27,8 +28,10 @@ from midstream.hooks.slime.settings import (
     holds_of,
     layer_of,
     policy_of,
+    steering_of,
     tally_of,
 )
+from midstream.hooks.slime.siblings import beside_siblings
 from midstream.hooks.turns import Play
 
 
@@ -39,8 +42,8 @@ async def generate(
 
     ``sampling_params["max_new_tokens"]`` is the budget of the whole response, over all resumes.
     Returns ``sample`` itself: COMPLETED or TRUNCATED with a reward where the environment gives one,
-    ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed or the
-    deadline passed.
+    ABORTED where the host cut it off, FAILED (and out of the loss) where the environment failed, the
+    deadline passed or its group was given up.
     """
     layer = layer_of(args)
     policy = policy_of(args)
@@ -50,6 +53,9 @@ async def generate(
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
+    if rollout.status.finished:
+        # A host may ask for what has FAILED again, when it waited for the rest of its group.
+        return sample
     play = Play(
         rollout=rollout,
         task=task,
@@ -66,11 +72,12 @@ async def generate(
         keeps_environment=policy.keeps_environment,
         may_go_on=policy.cut_off in (CutOff.KEPT, CutOff.NOTHING),
         goes_back=policy.goes_back,
-        deadline_s=layer.bounds.deadline_s,
+        deadline_s=steering_of(args).layer().bounds.deadline_s,
         release=holds_of(args).release,
     )
     try:
-        await play.run()
+        with nullcontext() if evaluation else beside_siblings(args, sample, play):
+            await play.run()
     finally:
         # The sample has the tokens already; without its record nobody could go on from them.
         store(sample, rollout, no_reward(args))

@@ -65,6 +65,11 @@ def recorded_rollout(sample: Any, *, shared: bool = False) -> PartialRollout | N
     )
 
 
+def was_stopped(sample: Any) -> bool:
+    """Whether ``sample`` ended because its group was given up; opens no record."""
+    return ((sample.metadata or {}).get(RECORD_KEY) or {}).get("failure") == "stopped"
+
+
 def begin_rollout(sample: Any, task: Task, tokenizer: Tokenizer) -> PartialRollout:
     """Return a rollout at its start, and put the prompt's tokens where the host expects them.
 

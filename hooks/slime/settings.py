@@ -15,6 +15,7 @@ from midstream.conf.schema import LayerConfig
 from midstream.envs.protocol import EnvironmentFactory, Snapshot, load_factory
 from midstream.hooks.credit.estimates import FALLBACKS
 from midstream.hooks.engine import Engine
+from midstream.hooks.siblings import Siblings
 from midstream.hooks.slime.curriculum import SlimeCurriculum
 from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
@@ -64,6 +65,11 @@ def steering_of(args: Namespace) -> Steering:
 def holds_of(args: Namespace) -> Holds:
     """Which snapshots must outlast the rollouts that made them; one per process."""
     return _holds(_settings_of(args))
+
+
+def siblings_of(args: Namespace) -> Siblings:
+    """Who of a group plays, has ended or was stopped; one per process."""
+    return _siblings(_settings_of(args))
 
 
 def ledger_of(args: Namespace) -> Ledger[Group] | None:
@@ -150,6 +156,11 @@ def _steering(settings: str) -> Steering:
 @functools.cache
 def _holds(settings: str) -> Holds:
     return Holds()
+
+
+@functools.cache
+def _siblings(settings: str) -> Siblings:
+    return Siblings(None)
 
 
 @functools.cache

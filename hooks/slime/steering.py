@@ -34,6 +34,11 @@ class Steering:
             self._subscribers.append(on_change)
             on_change(self.layer())
 
+    def unsubscribe(self, on_change: Callable[[LayerConfig], None]) -> None:
+        """Call it no more."""
+        with self._lock:
+            self._subscribers.remove(on_change)
+
     def poll(self, step: int) -> None:
         """Take up what was changed, at this step of the host, and tell whoever waits for it.
 

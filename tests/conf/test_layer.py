@@ -38,6 +38,24 @@ def test_long_values_are_cut_in_messages():
     assert len(str(raised.value)) < 300
 
 
+@pytest.mark.parametrize(
+    ("curriculum", "fix"),
+    [
+        ({"outcome": {"by": "spread"}}, "outcome.by=threshold"),
+        ({"filter": {"zero_variance": "keep"}}, "filter.zero_variance=drop"),
+    ],
+)
+def test_groups_are_given_up_only_where_that_means_something(curriculum, fix):
+    early_stop = {"min_informative": 0.1}
+    layer_config({"run_dir": "/r", "curriculum": {"early_stop": early_stop}})
+    layer_config({"run_dir": "/r", "curriculum": curriculum})
+    with pytest.raises(ConfigError) as raised:
+        layer_config({"run_dir": "/r", "curriculum": {**curriculum, "early_stop": early_stop}})
+    message = str(raised.value)
+    assert "midstream.curriculum.early_stop.min_informative: got 0.1" in message
+    assert f"midstream.curriculum.{fix}" in message
+
+
 def test_a_configuration_does_not_change_under_its_readers():
     config = layer_config({"run_dir": "/r"})
     with pytest.raises(ValidationError, match="frozen"):

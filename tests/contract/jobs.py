@@ -27,6 +27,7 @@ def jobs_of(host: str, folder: Path) -> dict[str, dict[str, Any]]:
     jobs = {
         "cut_off": cut_off_job(folder / "cut-off", host),
         "filtered": filtered_job(folder / "filtered"),
+        "given_up": given_up_job(folder / "given-up"),
         "stock": partial_job(folder / "stock", None),
     }
     if host == "slime":
@@ -74,6 +75,29 @@ def filtered_job(run_dir: Path) -> dict[str, Any]:
         "dynamic_sampling_filter_path": "midstream.hooks.slime.filters.informative",
     }
     return job(run_dir, workload.uneven_tasks(), flags=flags, layer={"resume_policy": "discard"}, rollouts=1)
+
+
+def given_up_job(run_dir: Path) -> dict[str, Any]:
+    """One rollout of two slots, whose first group is given up when two of its members have the same reward.
+
+    Of the other two one hangs in its step, and one waits for a slot.
+    """
+    flags = {
+        "rollout_batch_size": 1,
+        "over_sampling_batch_size": 2,
+        "n_samples_per_prompt": 4,
+        "global_batch_size": 4,
+        "num_rollout": 1,
+        "sglang_server_concurrency": 2,
+        "dynamic_sampling_filter_path": "midstream.hooks.slime.filters.informative",
+    }
+    early_stop = {"min_informative": 0.5, "min_finished": 2}
+    layer = {
+        **_IN_THE_OPEN,
+        "resume_policy": "discard",
+        "curriculum": {"enabled": True, "early_stop": early_stop},
+    }
+    return job(run_dir, workload.given_up_tasks(run_dir), flags=flags, layer=layer, rollouts=1)
 
 
 def fully_async_job(run_dir: Path) -> dict[str, Any]:

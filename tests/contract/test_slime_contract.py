@@ -23,6 +23,11 @@ def filtered(results: dict[str, Result]) -> Result:
     return results["filtered"]
 
 
+@pytest.fixture
+def given_up(results: dict[str, Result]) -> Result:
+    return results["given_up"]
+
+
 def waiting(result: Result, rollout_id: int) -> list[PartialRollout]:
     return [
         PartialRollout.from_json(record) for record in result["rollouts"][rollout_id]["waiting"]["rollouts"]
@@ -173,6 +178,16 @@ def test_rewards_are_normalised_within_their_group(filtered):
 
 def test_the_discard_policy_leaves_nothing_behind(filtered):
     assert filtered["rollouts"][0]["waiting"]["groups"] == 0
+
+
+def test_a_group_that_is_given_up_is_dropped_without_its_last_members(given_up):
+    """The one that hangs would have had the reward of the others in the end."""
+    assert "'rollout/dynamic_filter/drop_stopped': 1" in given_up["log"]
+    assert "group 0 is given up" in given_up["log"]
+    trained = samples(given_up, 0)
+    assert {sample["group_index"] for sample in trained} == {1}
+    assert sorted(sample["reward"] for sample in trained) == [0.0, 0.0, 0.0, 1.0]
+    assert not any(sample["remove_sample"] for sample in trained)
 
 
 def test_the_host_logs_our_metrics_with_its_own(cut_off):

@@ -14,6 +14,7 @@ LONG_STEPS = 8
 QUEUED = 5
 LONG, UNEVEN = QUEUED, QUEUED + 1  # numbers of groups
 LONG_UNTIL = 4
+HANGS_S = 300
 RESPONSE_TOKENS = 12 * TURN_TOKENS  # a turn without a letter takes no step
 
 LAYER = {
@@ -102,6 +103,13 @@ def uneven_tasks() -> list[dict[str, Any]]:
     return even + [
         task(f"f{i}", when_called="[[ $1 > f ]] && : >late", eval_cmd="test -e late") for i in range(2, 10)
     ]
+
+
+def given_up_tasks(run_dir: Path) -> list[dict[str, Any]]:
+    """A group of which one member hangs and the others get 1, then groups of which the first to end gets 1."""
+    hang = f"if mkdir {run_dir / 'one-hangs'}; then sleep {HANGS_S}; fi"
+    others = [task(f"f{i}", eval_cmd=f"mkdir {run_dir}/ended-{i}") for i in range(1, 8)]
+    return [task("f0", when_called=hang), *others]
 
 
 def write(tasks: list[dict[str, Any]], path: Path) -> Path:

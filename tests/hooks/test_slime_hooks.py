@@ -286,6 +286,7 @@ def test_staleness_counts_versions_per_rollout_and_per_token() -> None:
     assert rollout_metrics(samples, rollouts) == {
         "rollout/resumed": 1.0,
         "rollout/resumes": 2.0,
+        "rollout/stopped": 0.0,
         "rollout/agent_faults": 0.0,
         "env/snapshot_wait_mean_s": 0.0,
         "env/failed_rollouts": 0.0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from midstream.hooks.answers import Generation
 from midstream.hooks.engine import Engine, EngineRejected, EngineUnavailable
 from midstream.hooks.rules import TurnRules
 from midstream.hooks.turns import Play
-from tests.hooks.scripted import IDS, NumberEnvironments, ScriptedEngine, WordTokenizer
+from tests.hooks.scripted import IDS, NumberEnvironment, NumberEnvironments, ScriptedEngine, WordTokenizer
 
 PROMPT = [IDS["7"]]
 
@@ -531,3 +532,124 @@ def test_why_a_rollout_failed_is_in_its_record() -> None:
     rollout = Scene([("break <end>", "stop")]).play()
     assert rollout.failure == "environment"
     assert PartialRollout.from_json(rollout.to_json()).failure == "environment"
+
+
+def stuck_in(place: str) -> Scene:
+    """A rollout that comes to no end in its second turn, or in its start."""
+    scene = Scene([("add <end>", "stop"), ("slow <end>", "stop"), ("done <end>", "stop")])
+    environments = scene.environments
+    if place == "in a step":
+        environments.slow_s = 30.0
+    elif place == "at the engine":
+        scene.engine.on_request = lambda number: setattr(scene.engine, "slow_s", 2.0 * (number == 2))
+    elif place == "in the start":
+        environments.slow_starts_s = 30.0
+    else:
+        environments.snapshot_s = 30.0
+    return scene
+
+
+PLACES = ["in a step", "at the engine", "in the start", "in a snapshot"]
+
+
+async def stop_later(scene: Scene, at_once: Callable[[asyncio.Task[None]], object] = bool) -> None:
+    """Play, and stop that half a second later; `at_once` is done to its task at the same moment."""
+    async with scene.engine.serving() as url:
+        client = Engine(url, retry_s=scene.retry_s)
+        play = scene.parts(client)
+        playing = asyncio.create_task(play.run())
+        await asyncio.sleep(0.5)
+        assert not playing.done()
+        play.stop()
+        at_once(playing)
+        try:
+            await asyncio.wait_for(playing, timeout=5)
+        finally:
+            await client.close()
+            assert scene.environments.live == 0
+            scene.rollout.check()
+            assert scene.sink.tokens == scene.rollout.tokens
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rollout_that_is_stopped_is_masked_and_leaves_nothing(place: str) -> None:
+    scene = stuck_in(place)
+    asyncio.run(stop_later(scene))
+    rollout, environments = scene.rollout, scene.environments
+    assert (rollout.status, rollout.reward, rollout.failure) == (Status.FAILED, None, "stopped")
+    assert (rollout.attempts, environments.resting) == (0, [])
+    assert sorted(environments.forgotten) == sorted(rollout.snapshots)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_cancels_a_rollout_that_is_stopped_finds_it_cancelled(place: str) -> None:
+    scene = stuck_in(place)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stop_later(scene, at_once=lambda playing: playing.cancel()))
+    assert not scene.rollout.status.finished
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_host_that_aborts_while_a_rollout_is_stopped_finds_it_at_an_end(place: str) -> None:
+    scene = stuck_in(place)
+    asyncio.run(stop_later(scene, at_once=lambda playing: setattr(scene, "aborted", True)))
+    assert scene.rollout.failure == "stopped"
+
+
+def test_a_rollout_that_rests_ends_without_playing_when_it_is_stopped() -> None:
+    scene = cut_off_in_the_second_action()
+    scene.play()
+    scene.aborted = False
+    requests = len(scene.engine.requests)
+
+    async def stop() -> None:
+        play = scene.parts(Engine("http://127.0.0.1:9", retry_s=1.0))
+        play.stop()
+        await play.run()
+
+    asyncio.run(stop())
+    rollout = scene.rollout
+    assert (rollout.status, rollout.failure, rollout.resumes) == (Status.FAILED, "stopped", 0)
+    assert (len(scene.engine.requests), scene.environments.resumed_from) == (requests, [])
+    assert sorted(scene.environments.forgotten) == ["0", "1"]
+
+
+def test_a_rollout_that_has_its_result_keeps_it_when_it_is_stopped() -> None:
+    scene = Scene([("done <end>", "stop")], environments=NumberEnvironments(closing_s=1.0))
+    asyncio.run(stop_later(scene))
+    assert (scene.rollout.status, scene.rollout.reward) == (Status.COMPLETED, 0.0)
+
+
+def test_a_snapshot_that_is_under_way_is_given_up_with_its_rollout() -> None:
+    scene = Scene([("done <end>", "stop")], environments=NumberEnvironments(snapshot_s=1.0))
+    scene.engine.slow_s = 2.0
+    asyncio.run(stop_later(scene))
+    assert list(scene.rollout.snapshots) == scene.environments.forgotten == ["0"]
+
+
+class StoppedInItsStart(NumberEnvironments):
+    """An environment that is there at the moment at which its rollout is stopped."""
+
+    play: Play
+
+    async def start(self, task: Task) -> NumberEnvironment:
+        environment = await super().start(task)
+        self.play.stop()
+        return environment
+
+
+def test_who_is_stopped_in_its_start_generates_nothing() -> None:
+    environments = StoppedInItsStart()
+    scene = Scene([("done <end>", "stop")], environments=environments)
+    scene.engine.slow_s = 1.0
+
+    async def start() -> None:
+        async with scene.engine.serving() as url:
+            client = Engine(url, retry_s=scene.retry_s)
+            environments.play = scene.parts(client)
+            await environments.play.run()
+            await client.close()
+
+    asyncio.run(start())
+    assert (scene.rollout.failure, scene.rollout.tokens) == ("stopped", [])
+    assert (environments.starts, environments.live) == (1, 0)
