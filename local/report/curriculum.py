@@ -1,11 +1,11 @@
 """What a run's curriculum did: its plots, and a row of sums for each source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.local.report import words
 from midstream.local.report.history import History, calibration_error, gathered, merged, of_source
-from midstream.local.report.palette import SOURCES
+from midstream.local.report.palette import SOURCES, Mark
 from midstream.local.report.plots.beliefs import beliefs_plot
 from midstream.local.report.plots.calibration import calibration_plot
 from midstream.local.report.plots.figure import Plot
@@ -35,15 +35,22 @@ class Curriculum:
     left_out: str
 
 
-def told(histories: Sequence[History]) -> tuple[Curriculum, ...]:
+def told(histories: Sequence[History], marks: Mapping[str, Mark]) -> tuple[Curriculum, ...]:
     """Of each history that has a step."""
-    return tuple(_told(history, f"curriculum-{n}") for n, history in enumerate(histories) if history.steps)
+    return tuple(
+        _told(history, f"curriculum-{n}", marks[history.strategy].colour)
+        for n, history in enumerate(histories)
+        if history.steps
+    )
 
 
-def _told(history: History, name: str) -> Curriculum:
+def _told(history: History, name: str, colour: str) -> Curriculum:
     shown = gathered(history, most=len(SOURCES))
-    makers = {"calibration": calibration_plot, "groups": groups_plot, "beliefs": beliefs_plot}
-    plots = [make(f"{name}-{what}", shown) for what, make in makers.items()]
+    plots = (
+        calibration_plot(f"{name}-calibration", shown),
+        groups_plot(f"{name}-groups", shown, colour),
+        beliefs_plot(f"{name}-beliefs", shown),
+    )
     return Curriculum(
         strategy=history.strategy,
         rows=tuple(_row(history, source) for source in history.sources),

@@ -102,7 +102,7 @@ def render(comparison: Comparison) -> str:
         rows=table.comparison(runs),
         reference=table.REFERENCE if any(run["strategy"] == table.REFERENCE for run in runs) else None,
         plots=_plots(events, marks),
-        curricula=curriculum.told(comparison.histories),
+        curricula=curriculum.told(comparison.histories, marks),
         curriculum_columns=curriculum.COLUMNS,
         workspaces=comparison.workspaces,
         colours=palette.EVERY_COLOUR,

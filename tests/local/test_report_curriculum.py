@@ -17,6 +17,7 @@ from midstream.local.report.history import (
     read_history,
 )
 from midstream.local.report.page import write_report
+from midstream.local.report.palette import marks
 from midstream.local.report.plots.beliefs import STEPS_SHOWN, shares, thinned
 from midstream.local.report.plots.calibration import points
 from midstream.local.report.plots.reward import held_out_curve
@@ -178,7 +179,7 @@ def test_the_rows_are_sums_over_the_run(tmp_path: Path) -> None:
     append(tmp_path, line(0, a=first, b=source()), line(1, a=second))
     history = read_history(tmp_path, run_of(0, 1))
     assert history is not None
-    (only,) = told([history])
+    (only,) = told([history], marks(["curriculum"]))
     assert {row.source: row.cells for row in only.rows} == {
         "a": ("9", "5", "8", "50 %", "32", "2", "1", "1", "10", "0.20"),
         "b": ("0", "0", "0", "–", "0", "0", "0", "0", "0", "–"),
@@ -191,7 +192,7 @@ def test_a_curriculum_that_has_done_nothing_yet_is_not_shown(tmp_path: Path) -> 
         events.write("step", step=0, reward_mean=0.5)
     append(tmp_path / "curriculum", line(0, odd=source()))
     history = read_history(tmp_path / "curriculum", read_run(tmp_path / "curriculum"))
-    assert history is not None and told([history])[0].plots == ()
+    assert history is not None and told([history], marks(["curriculum"]))[0].plots == ()
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert '<h2 id="curriculum">' in page
     append(tmp_path / "curriculum").write_text("")

@@ -72,8 +72,8 @@ def points(bins: Bins) -> list[tuple[float, float, float]]:
 def _finding(bins: Bins) -> str:
     groups = sum(n for _, _, n in bins)
     difference = sum(observed - predicted for predicted, observed, _ in bins) / groups
-    way = "higher" if difference > 0 else "lower"
+    way = "above" if difference > 0 else "below"
     return (
-        f"Predicted and observed pass rates differ by {words.decimal(calibration_error(bins))} (mean over "
-        f"{words.count(groups)} groups, by bins); what was observed is {words.decimal(abs(difference))} {way} in all."
+        f"Predicted and observed pass rates are {words.decimal(calibration_error(bins))} apart in the mean over "
+        f"{words.count(groups)} groups, by bins; all together, the observed are {words.decimal(abs(difference))} {way}."
     )

@@ -1,5 +1,6 @@
 """What became of the groups of each step, and what was not spent."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from matplotlib.figure import Figure
@@ -7,74 +8,67 @@ from matplotlib.ticker import MaxNLocator
 
 from midstream.local.report import words
 from midstream.local.report.history import History, SourceStep, of_source
-from midstream.local.report.palette import INK, MUTED, SOURCES
+from midstream.local.report.palette import INK, MUTED, SURFACE
 from midstream.local.report.plots.figure import Plot, drawn, stacked_axes
 
 
-def groups_plot(name: str, history: History) -> Plot | None:
+def groups_plot(name: str, history: History, colour: str) -> Plot | None:
+    """`colour` is that of the strategy."""
     found = of_source(history, None)
     if not any(part.played or part.skipped for part in found.values()):
         return None
-    steps = list(found)
-    saved = list(accumulate(part.tokens_saved for part in found.values()))
+    steps, parts = list(found), list(found.values())
+    saved = list(accumulate(part.tokens_saved for part in parts))
+    sums = {"passed over": [float(part.skipped) for part in parts], "tokens saved": saved}
+    sums = {label: values for label, values in sums.items() if any(values)}
 
     def paint(figure: Figure, narrow: bool) -> None:
-        rows = stacked_axes(figure, 2 if saved[-1] else 1, heights=(2.2, 1.0) if saved[-1] else (1.0,))
-        axes = rows[0]
-        informative = [part.informative for part in found.values()]
-        others = [part.played - part.informative for part in found.values()]
-        axes.bar(steps, informative, 0.9, color=SOURCES[0].light, label="played, informed")
-        axes.bar(
-            steps,
-            others,
-            0.9,
-            bottom=informative,
-            color=SOURCES[0].light,
-            alpha=0.35,
-            label="played, did not",
-        )
-        axes.plot(
-            steps,
-            [part.skipped for part in found.values()],
-            color=SOURCES[1].light,
-            linewidth=1.6,
-            label="passed over",
-        )
+        rows = stacked_axes(figure, 1 + len(sums), heights=[2.0, *[1.0] * len(sums)])
+        informative = [part.informative for part in parts]
+        others = [part.played - part.informative for part in parts]
+        rows[0].bar(steps, informative, 0.9, color=colour, label="informed")
+        rows[0].bar(steps, others, 0.9, bottom=informative, color=colour, alpha=0.35, label="did not")
         explored = [(step, part.explored) for step, part in found.items() if part.explored]
         if explored:
-            axes.plot(*zip(*explored, strict=True), "D", color=INK, markersize=4, label="played to explore")
-        axes.set_ylabel("groups of a step")
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        if saved[-1]:
-            rows[1].fill_between(steps, saved, step="mid", color=SOURCES[2].light, alpha=0.5, linewidth=0)
-            rows[1].set_ylabel("tokens saved")
-            rows[1].set_ylim(bottom=0)
-            rows[1].yaxis.set_major_locator(MaxNLocator(2))
-            rows[1].yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
+            rows[0].plot(
+                *zip(*explored, strict=True),
+                "D",
+                color=INK,
+                markersize=5,
+                markeredgecolor=SURFACE,
+                label="to explore",
+            )
+        rows[0].set_ylabel("played")
+        for axes, (label, values) in zip(rows[1:], sums.items(), strict=True):
+            axes.fill_between(steps, values, step="mid", color=MUTED, alpha=0.5, linewidth=0)
+            axes.plot(steps, values, color=MUTED, linewidth=1.4, drawstyle="steps-mid")
+            axes.set_ylabel(label)
+        for axes in rows:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
+            axes.tick_params(length=0)
         rows[-1].set_xlim(min(steps) - 0.5, max(steps) + 0.5)
         rows[-1].xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=True))
         rows[-1].set_xlabel("step")
-        rows[-1].tick_params(axis="x", color=MUTED)
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper left", ncols=2, handlelength=1.2, columnspacing=1.2)
+        handles, names = rows[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper left", ncols=3, handlelength=1.2, columnspacing=1.2)
 
     return drawn(
         name,
         f"{history.strategy}: groups played and passed over",
         paint,
         reading=(
-            "Bars: groups that were played, solid those with rewards that differ; line: prompts that were passed over "
-            "before they cost anything. Saved are the tokens that groups passed over or given up would have taken."
+            "Groups that were played in each step, solid those whose rewards differed; prompts that were passed over "
+            "before they cost anything; and, summed up, the tokens that these and groups given up would have taken."
         ),
-        finding=_finding(found, saved[-1]),
+        finding=_finding(parts, saved[-1]),
         height_px=400,
         narrow_height_px=430,
     )
 
 
-def _finding(found: dict[int, SourceStep], saved: float) -> str:
-    parts = list(found.values())
+def _finding(parts: Sequence[SourceStep], saved: float) -> str:
     fifth = max(1, len(parts) // 5)
     rates = [
         sum(part.informative for part in some) / played
