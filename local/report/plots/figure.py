@@ -22,6 +22,8 @@ from midstream.local.report.palette import GRID, INK, MUTED, SURFACE, themed
 PX_PER_INCH = 72
 HALF_PX, FULL_PX, NARROW_PX = 500, 960, 350
 ROW_GAP_PX = 10
+LONGEST_LABEL = 24
+"""Letters of a name that is shown in a plot."""
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
@@ -134,7 +136,10 @@ def direct_labels(axes: Axes, ends: list[tuple[float, str, str]], gap: float) ->
 
 def plain(text: str) -> str:
     """A name that somebody else chose, as a label: matplotlib reads formulas between dollar signs."""
-    return words.printable(text).replace("$", r"\$")
+    text = words.printable(text)
+    if len(text) > LONGEST_LABEL:
+        text = text[: LONGEST_LABEL - 1] + "…"
+    return text.replace("$", r"\$")
 
 
 def _svg(name: str, paint: Paint, narrow: bool, width_px: float, height_px: float) -> str:
