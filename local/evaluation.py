@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -25,9 +25,10 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Evaluation(Score):
+class Evaluation:
     """The score of all tasks, and those of the sources that tasks name."""
 
+    total: Score
     sources: Mapping[str, Score] = field(default_factory=dict)
 
 
@@ -49,9 +50,7 @@ async def evaluate(args: Namespace, tasks: Path, count: int, source_key: str) ->
     for source, reward in zip(sources, rewards, strict=True):
         if source is not None:
             by_source.setdefault(str(source), []).append(reward)
-    return Evaluation(
-        *astuple(_score(rewards)), {source: _score(found) for source, found in sorted(by_source.items())}
-    )
+    return Evaluation(_score(rewards), {source: _score(found) for source, found in sorted(by_source.items())})
 
 
 def _score(rewards: Sequence[float | None]) -> Score:

@@ -153,7 +153,12 @@ class Run:
             took_s = self._clock() - start
             self._started += took_s
         self._events.write(
-            "evaluation", start=start, end=start + took_s, version=self._version, **asdict(found)
+            "evaluation",
+            start=start,
+            end=start + took_s,
+            version=self._version,
+            **asdict(found.total),
+            sources={name: asdict(score) for name, score in found.sources.items()},
         )
 
     def _step(self, step: int) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from midstream.local.events import RunEvents
 from midstream.local.report import words
@@ -69,41 +69,22 @@ def read_history(strategy_dir: Path, run: RunEvents) -> History | None:
     path = strategy_dir / HISTORY
     if not path.exists():
         return None
+    found, faults, is_torn = _read(path)
     finished = {step["step"] for step in run.steps}
-    steps: dict[int, Mapping[str, SourceStep]] = {}
-    again, unfinished, is_torn = 0, 0, False
-    faults: list[str] = []
-    with path.open("rb") as lines:
-        for line_number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                is_torn = True
-                break
-            try:
-                step, sources = _parsed(line)
-            except ValueError as error:
-                faults.append(f"line {line_number}: {error}")
-                continue
-            if step not in finished:
-                unfinished += 1
-                continue
-            again += step in steps
-            steps[step] = sources
-    left_out = [
-        (again, "of steps that were done again after a resume"),
-        (unfinished, "of steps that the run has not finished"),
-        (len(faults), "that cannot be read"),
-        (int(is_torn), "torn at the end of the file"),
-    ]
+    counted = [(step, sources) for step, sources in found if step in finished]
+    steps = dict(sorted(dict(counted).items()))
+    reasons = {
+        "of steps that were done again after a resume": len(counted) - len(steps),
+        "of steps that the run has not finished": len(found) - len(counted),
+        "that cannot be read": len(faults),
+        "torn at the end of the file": int(is_torn),
+    }
+    left_out = [f"{_lines(count)} {what}" for what, count in reasons.items() if count]
     missing = len(finished) - len(steps)
-    return History(
-        strategy=run.strategy,
-        steps={step: steps[step] for step in sorted(steps)},
-        left_out=tuple(
-            [f"{_lines(count)} {what}" for count, what in left_out if count]
-            + ([f"{missing} of {words.count(len(finished))} steps, which have no line"] if missing else [])
-        ),
-        damaged=(f"{path}, {faults[0]} ({_lines(len(faults))} left out)",) if faults else (),
-    )
+    if missing:
+        left_out.append(f"{words.count(missing)} of {words.count(len(finished))} steps, which have no line")
+    damaged = [f"{path}, {faults[0]} ({_lines(len(faults))} left out)"] if faults else []
+    return History(run.strategy, steps, tuple(left_out), tuple(damaged))
 
 
 def merged(parts: Iterable[SourceStep]) -> SourceStep:
@@ -156,6 +137,21 @@ def calibration_error(bins: Sequence[tuple[float, float, float]]) -> float | Non
 _COUNTS = tuple(each.name for each in fields(SourceStep) if each.name not in ("pass_rates", "calibration"))
 
 
+def _read(path: Path) -> tuple[list[tuple[int, Mapping[str, SourceStep]]], list[str], bool]:
+    """The steps in the order of writing, what is wrong with which other lines, and whether the end is torn."""
+    found: list[tuple[int, Mapping[str, SourceStep]]] = []
+    faults: list[str] = []
+    with path.open("rb") as lines:
+        for line_number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return found, faults, True
+            try:
+                found.append(_parsed(line))
+            except ValueError as error:
+                faults.append(f"line {line_number}: {error}")
+    return found, faults, False
+
+
 def _parsed(line: bytes) -> tuple[int, dict[str, SourceStep]]:
     """The step and its sources. Raises ValueError, saying what is wrong with the line."""
     try:
@@ -187,7 +183,7 @@ def _source(value: Any) -> SourceStep:
     )
 
 
-def _is_list_of(value: Any, length: int) -> bool:
+def _is_list_of(value: Any, length: int) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and len(value) == length
 
 

@@ -126,7 +126,7 @@ def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[
 
 
 def _damage(comparison: Comparison) -> list[str]:
-    read = [*comparison.workspaces, *comparison.histories]
+    read: list[Workspaces | History] = [*comparison.workspaces, *comparison.histories]
     return [f"{found.strategy}: {words.printable(text)}" for found in read for text in found.damaged]
 
 

@@ -59,10 +59,10 @@ def args(generate: str) -> Namespace:
 
 def test_failed_tasks_are_counted_and_not_scored(hooks: ModuleType, tasks: Path) -> None:
     found = asyncio.run(evaluate(args("generate"), tasks, 4, "kind"))
-    assert (found.tasks, found.failed, found.reward_mean) == (3, 1, (0 + 2 + 3) / 3)
+    assert found.total == Score(tasks=3, failed=1, reward_mean=(0 + 2 + 3) / 3)
     assert found.sources == {"easy": Score(1, 1, 0.0), "hard": Score(1, 0, 2.0)}
     assert hooks.evaluated == [True] * 4
 
 
 def test_a_generate_function_need_not_know_of_evaluation(hooks: ModuleType, tasks: Path) -> None:
-    assert asyncio.run(evaluate(args("unaware"), tasks, 100, "source")) == Evaluation(6, 0, 0.5)
+    assert asyncio.run(evaluate(args("unaware"), tasks, 100, "source")) == Evaluation(Score(6, 0, 0.5))
