@@ -12,7 +12,7 @@ from midstream.local.report.plots.figure import Plot
 from midstream.local.report.plots.groups import groups_plot
 
 COLUMNS = (
-    "Prompts", "Known", "Groups played", "Informed", "Passed over", "Explored", "Let through", "Given up",
+    "Prompts", "Known", "Groups ended", "Informed", "Passed over", "Explored", "Let through", "Given up",
     "Tokens saved", "Calibration error",
 )  # fmt: skip
 
@@ -68,8 +68,8 @@ def _row(history: History, source: str) -> Row:
         cells=(
             words.count(last.prompts),
             words.count(last.known),
-            words.count(total.played),
-            words.percent(total.informative / total.played if total.played else None),
+            words.count(total.ended),
+            words.percent(total.informative / total.ended if total.ended else None),
             words.count(total.skipped),
             words.count(total.explored),
             words.count(total.relaxed),

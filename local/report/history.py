@@ -1,6 +1,6 @@
 """What a run's curriculum did in each step and what it believed, as the run has written it down.
 
-A line of `<strategy>/curriculum/history.jsonl` is one step. All counts are of that step alone.
+A line of the history is one step (`buffers/curriculum/history.py` writes it). All counts are of that step alone.
 """
 
 import json
@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from midstream.buffers.curriculum.history import FOLDER, HISTORY
+from midstream.buffers.curriculum.tally import BINS
 from midstream.local.events import RunEvents
 from midstream.local.report import words
 from midstream.local.summary import number
-
-HISTORY = Path("curriculum") / "history.jsonl"
-BINS = 10
-"""Pass rates are counted in so many equal bins from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,24 @@ class SourceStep:
     known: int = 0
     """Prompts of which something has been observed."""
     pass_rates: tuple[int, ...] = (0,) * BINS
-    """Prompts by the pass rate that is believed of them."""
+    """The known prompts by the pass rate that is believed of them, in equal bins from 0 to 1."""
     calibration: tuple[tuple[float, float, float], ...] = ((0.0, 0.0, 0.0),) * BINS
     """By the predicted pass rate: the sum of the predicted ones, of the observed ones, and the number of groups."""
     played: int = 0
+    """Groups that were begun."""
+    ended: int = 0
     informative: int = 0
+    """Groups that ended, with rewards that differ."""
     skipped: int = 0
-    """Prompts that were passed over."""
+    """Prompts that came up and were passed over."""
     explored: int = 0
-    """Groups of prompts that would have been passed over, played to see whether that is still right."""
+    """Groups begun with prompts that would have been passed over, to see whether that is still right."""
     relaxed: int = 0
-    """Groups that stricter settings would have refused, let through so that the step ends."""
+    """Groups begun for which the gate had to open, so that the step ends."""
     stopped: int = 0
     """Groups that were given up on the way."""
     tokens_saved: float = 0.0
+    """What these would have cost beyond what they did."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def read_history(strategy_dir: Path, run: RunEvents) -> History | None:
 
     Of a step that was done again the last line counts. Lines that cannot be read are left out.
     """
-    path = strategy_dir / HISTORY
+    path = strategy_dir / FOLDER / HISTORY
     if not path.exists():
         return None
     found, faults, is_torn = _read(path)

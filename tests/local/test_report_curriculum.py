@@ -3,12 +3,18 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from midstream.buffers.curriculum.book import Cost
+from midstream.buffers.curriculum.curriculum import Curriculum, Outcome
+from midstream.buffers.curriculum.drawing import Prompts
+from midstream.buffers.curriculum.history import FOLDER, HISTORY, keep_step
+from midstream.buffers.curriculum.tally import BINS
+from midstream.conf.schema import CurriculumConfig
 from midstream.local.events import EVENTS_FOLDER, EventWriter, RunEvents, read_run, sort_out
 from midstream.local.report.curriculum import COLUMNS, told
 from midstream.local.report.history import (
-    BINS,
     SourceStep,
     calibration_error,
     gathered,
@@ -33,6 +39,30 @@ def run_of(*steps: int) -> RunEvents:
 
 def test_a_run_without_a_curriculum_has_no_history(tmp_path: Path) -> None:
     assert read_history(tmp_path, run_of(0)) is None
+
+
+def test_what_a_curriculum_writes_is_what_is_read(tmp_path: Path) -> None:
+    prompts = Prompts(np.arange(6, dtype=np.uint64), np.array([0, 0, 0, 0, 1, 1], np.int32), ["easy", "hard"])
+    curriculum = Curriculum(
+        CurriculumConfig(), prompts, group_size=4, groups_per_step=2, seed=0, shuffle=False
+    )
+    for step in range(2):
+        positions = curriculum.take(6)
+        for position in positions:
+            curriculum.observe(Outcome(position, [1.0, 1.0, 1.0, float(position < 4)], Cost()))
+        tallies = curriculum.end_step()
+        keep_step(tmp_path / FOLDER, step, curriculum, tallies, with_state=False)
+    history = read_history(tmp_path, run_of(0, 1))
+    assert history is not None and not history.damaged and not history.left_out
+    assert {name: part.prompts for name, part in history.steps[1].items()} == {"easy": 4, "hard": 2}
+    for step in (0, 1):
+        parts = history.steps[step]
+        assert sum(part.played for part in parts.values()) == sum(part.ended for part in parts.values()) == 6
+        assert parts["easy"].informative == 0
+        assert parts["hard"].informative == parts["hard"].ended
+        for part in parts.values():
+            assert part.known == sum(part.pass_rates)
+            assert sum(groups for _, _, groups in part.calibration) == part.ended
 
 
 def test_a_line_is_a_step_with_its_sources(tmp_path: Path) -> None:
@@ -103,7 +133,7 @@ def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
 def test_every_cut_of_a_history_can_be_read(tmp_path: Path) -> None:
     whole = write_history(tmp_path, 3).read_bytes()
     for size_bytes in range(0, len(whole), 41):
-        (tmp_path / "curriculum" / "history.jsonl").write_bytes(whole[:size_bytes])
+        (tmp_path / FOLDER / HISTORY).write_bytes(whole[:size_bytes])
         history = read_history(tmp_path, run_of(0, 1, 2))
         assert history is not None and not history.damaged
         assert len(history.steps) == whole[:size_bytes].count(b"\n")
@@ -128,8 +158,10 @@ def test_calibration_is_weighted_by_groups() -> None:
 
 
 def test_prompts_are_counted_by_bands_of_their_pass_rates() -> None:
-    steps = {3: SourceStep(pass_rates=(4, 1, 0, 0, 1, 0, 0, 0, 1, 3)), 4: SourceStep()}
-    assert shares(steps) == {3: pytest.approx((0.4, 0.1, 0.1, 0.1, 0.3))}
+    steps = {3: SourceStep(prompts=20, pass_rates=(4, 1, 0, 0, 1, 0, 0, 0, 1, 3)), 4: SourceStep(prompts=20)}
+    assert shares(steps) == {3: pytest.approx((0.2, 0.05, 0.05, 0.05, 0.15))}, (
+        "half of them are not known yet"
+    )
 
 
 def test_a_long_run_is_drawn_with_fewer_steps() -> None:
@@ -172,10 +204,8 @@ def test_the_page_has_a_section_for_each_curriculum(tmp_path: Path) -> None:
 
 def test_the_rows_are_sums_over_the_run(tmp_path: Path) -> None:
     bins = [[0.1, 0.3, 1], *[[0.0, 0.0, 0]] * 9]
-    first = source(
-        prompts=9, known=1, played=4, informative=1, skipped=2, calibration=bins, tokens_saved=10.0
-    )
-    second = source(prompts=9, known=5, played=4, informative=3, skipped=30, explored=2, relaxed=1, stopped=1)
+    first = source(prompts=9, known=1, ended=4, informative=1, skipped=2, calibration=bins, tokens_saved=10.0)
+    second = source(prompts=9, known=5, ended=4, informative=3, skipped=30, explored=2, relaxed=1, stopped=1)
     append(tmp_path, line(0, a=first, b=source()), line(1, a=second))
     history = read_history(tmp_path, run_of(0, 1))
     assert history is not None
@@ -189,7 +219,7 @@ def test_the_rows_are_sums_over_the_run(tmp_path: Path) -> None:
 def test_a_curriculum_that_has_done_nothing_yet_is_not_shown(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "curriculum" / EVENTS_FOLDER) as events:
         events.write("run", strategy="curriculum")
-        events.write("step", step=0, reward_mean=0.5)
+        events.write("step", step=0, reward_mean=0.5, rollout_start=0.0, rollout_end=1.0)
     append(tmp_path / "curriculum", line(0, odd=source()))
     history = read_history(tmp_path / "curriculum", read_run(tmp_path / "curriculum"))
     assert history is not None and told([history], marks(["curriculum"]))[0].plots == ()

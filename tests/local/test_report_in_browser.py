@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.tally import BINS
 from midstream.hooks.credit.kept import described, keep
 from midstream.local.events import EVENTS_FOLDER, EventWriter
-from midstream.local.report.history import BINS
 from midstream.local.report.page import write_report
 from tests.buffers.made import played
 from tests.local.synthetic_events import write_run

@@ -62,7 +62,10 @@ def beliefs_plot(name: str, history: History) -> Plot | None:
         name,
         f"{history.strategy}: where prompts moved",
         paint,
-        reading="Share of a source's prompts by the pass rate that is believed of them, after each step.",
+        reading=(
+            "Share of a source's prompts by the pass rate that is believed of them, after each step; empty: those that "
+            "have not been played yet."
+        ),
         finding=_finding(by_source),
         height_px=90 + 92 * len(by_source),
         narrow_height_px=140 + 92 * len(by_source),
@@ -71,11 +74,14 @@ def beliefs_plot(name: str, history: History) -> Plot | None:
 
 
 def shares(steps: Mapping[int, SourceStep]) -> dict[int, Shares]:
-    """Share of the prompts in each of BANDS by step; without the steps that count no prompts."""
+    """Share of the prompts in each of BANDS by step; what is missing to 1 is not known yet.
+
+    Steps in which nothing is known are left out.
+    """
     found = {}
     for step, part in steps.items():
-        prompts = sum(part.pass_rates)
-        if prompts:
+        prompts = max(part.prompts, sum(part.pass_rates))
+        if any(part.pass_rates):
             found[step] = tuple(sum(part.pass_rates[b] for b in bins) / prompts for bins in BANDS.values())
     return found
 
@@ -91,12 +97,9 @@ def thinned(steps: Sequence[int]) -> list[int]:
 def _finding(by_source: Mapping[str, Mapping[int, Shares]]) -> str:
     parts = []
     for source, found in by_source.items():
-        first, last = found[min(found)], found[max(found)]
+        last = found[max(found)]
         parts.append(
-            f"{words.printable(source)} {words.percent(_middle(first))} → {words.percent(_middle(last))}"
+            f"{words.printable(source)} {words.percent(last[0])}, {words.percent(sum(last[1:-1]))} and "
+            f"{words.percent(last[-1])}"
         )
-    return f"Prompts with a pass rate from 0.1 to 0.9, first to last step: {', '.join(parts)}."
-
-
-def _middle(found: Shares) -> float:
-    return sum(found[1:-1])
+    return f"Below 0.1, between and from 0.9 on lie, after the last step: {'; '.join(parts)}."

@@ -3,8 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from midstream.buffers.curriculum.tally import BINS
 from midstream.local.report import words
-from midstream.local.report.history import BINS, History, calibration_error, merged, of_source
+from midstream.local.report.history import History, calibration_error, merged, of_source
 from midstream.local.report.palette import INK, MUTED, SOURCES, SURFACE
 from midstream.local.report.plots.figure import Plot, drawn, plain, stacked_axes
 

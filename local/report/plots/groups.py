@@ -15,17 +15,17 @@ from midstream.local.report.plots.figure import Plot, drawn, stacked_axes
 def groups_plot(name: str, history: History, colour: str) -> Plot | None:
     """`colour` is that of the strategy."""
     found = of_source(history, None)
-    if not any(part.played or part.skipped for part in found.values()):
+    if not any(part.ended or part.skipped for part in found.values()):
         return None
     steps, parts = list(found), list(found.values())
     saved = list(accumulate(part.tokens_saved for part in parts))
-    sums = {"passed over": [float(part.skipped) for part in parts], "tokens saved": saved}
+    sums = {"passed over": [float(part.skipped) for part in parts], "tokens not spent": saved}
     sums = {label: values for label, values in sums.items() if any(values)}
 
     def paint(figure: Figure, narrow: bool) -> None:
         rows = stacked_axes(figure, 1 + len(sums), heights=[2.0, *[1.0] * len(sums)])
         informative = [part.informative for part in parts]
-        others = [part.played - part.informative for part in parts]
+        others = [part.ended - part.informative for part in parts]
         rows[0].bar(steps, informative, 0.9, color=colour, label="informed")
         rows[0].bar(steps, others, 0.9, bottom=informative, color=colour, alpha=0.35, label="did not")
         explored = [(step, part.explored) for step, part in found.items() if part.explored]
@@ -38,7 +38,7 @@ def groups_plot(name: str, history: History, colour: str) -> Plot | None:
                 markeredgecolor=SURFACE,
                 label="to explore",
             )
-        rows[0].set_ylabel("played")
+        rows[0].set_ylabel("groups ended")
         for axes, (label, values) in zip(rows[1:], sums.items(), strict=True):
             axes.fill_between(steps, values, step="mid", color=MUTED, alpha=0.5, linewidth=0)
             axes.plot(steps, values, color=MUTED, linewidth=1.4, drawstyle="steps-mid")
@@ -59,8 +59,8 @@ def groups_plot(name: str, history: History, colour: str) -> Plot | None:
         f"{history.strategy}: groups played and passed over",
         paint,
         reading=(
-            "Groups that were played in each step, solid those whose rewards differed; prompts that were passed over "
-            "before they cost anything; and, summed up, the tokens that these and groups given up would have taken."
+            "Groups that ended in each step, solid those whose rewards differed; prompts that came up and were passed "
+            "over before they cost anything; and what groups given up on the way would have taken on top, summed up."
         ),
         finding=_finding(parts, saved[-1]),
         height_px=400,
@@ -71,14 +71,15 @@ def groups_plot(name: str, history: History, colour: str) -> Plot | None:
 def _finding(parts: Sequence[SourceStep], saved: float) -> str:
     fifth = max(1, len(parts) // 5)
     rates = [
-        sum(part.informative for part in some) / played
+        sum(part.informative for part in some) / ended
         for some in (parts[:fifth], parts[-fifth:])
-        if (played := sum(part.played for part in some))
+        if (ended := sum(part.ended for part in some))
     ]
-    passed_over = words.count(sum(part.skipped for part in parts))
-    end = f"{passed_over} prompts were passed over, and about {words.count(saved)} tokens saved."
-    if not rates:
-        return end[0].upper() + end[1:]
-    return (
-        f"Of the groups played {' → '.join(map(words.percent, rates))} informed, first to last fifth; {end}"
+    informed = (
+        f"Informed: {' → '.join(map(words.percent, rates))} of the groups, first to last fifth. "
+        if rates
+        else ""
     )
+    given_up = f" Groups that were given up saved {words.count(saved)} tokens." if saved else ""
+    skipped = words.count(sum(part.skipped for part in parts))
+    return f"{informed}Prompts were passed over {skipped} times.{given_up}"
