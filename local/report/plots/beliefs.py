@@ -99,7 +99,7 @@ def _finding(by_source: Mapping[str, Mapping[int, Shares]]) -> str:
     for source, found in by_source.items():
         last = found[max(found)]
         parts.append(
-            f"{words.printable(source)} {words.percent(last[0])}, {words.percent(sum(last[1:-1]))} and "
-            f"{words.percent(last[-1])}"
+            f"{words.printable(source)} {words.percent(last[0])} below 0.1, {words.percent(sum(last[1:-1]))} between, "
+            f"{words.percent(last[-1])} from 0.9 on"
         )
-    return f"Below 0.1, between and from 0.9 on lie, after the last step: {'; '.join(parts)}."
+    return f"Prompts by what is believed after the last step: {'; '.join(parts)}."

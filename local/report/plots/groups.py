@@ -19,36 +19,40 @@ def groups_plot(name: str, history: History, colour: str) -> Plot | None:
         return None
     steps, parts = list(found), list(found.values())
     saved = list(accumulate(part.tokens_saved for part in parts))
-    sums = {"passed over": [float(part.skipped) for part in parts], "tokens not spent": saved}
+    sums = {"passed over": [float(part.skipped) for part in parts], "tokens saved": saved}
+    edges = [*steps, steps[-1] + 1]
     sums = {label: values for label, values in sums.items() if any(values)}
 
     def paint(figure: Figure, narrow: bool) -> None:
         rows = stacked_axes(figure, 1 + len(sums), heights=[2.0, *[1.0] * len(sums)])
-        informative = [part.informative for part in parts]
-        others = [part.ended - part.informative for part in parts]
-        rows[0].bar(steps, informative, 0.9, color=colour, label="informed")
-        rows[0].bar(steps, others, 0.9, bottom=informative, color=colour, alpha=0.35, label="did not")
-        explored = [(step, part.explored) for step, part in found.items() if part.explored]
+        informative = [float(part.informative) for part in parts]
+        ended = [float(part.ended) for part in parts]
+        rows[0].stairs(informative, edges, fill=True, color=colour, linewidth=0, label="informed")
+        rows[0].stairs(
+            ended,
+            edges,
+            baseline=informative,
+            fill=True,
+            color=colour,
+            alpha=0.35,
+            linewidth=0,
+            label="did not",
+        )
+        explored = [(step + 0.5, part.explored) for step, part in found.items() if part.explored]
         if explored:
-            rows[0].plot(
-                *zip(*explored, strict=True),
-                "D",
-                color=INK,
-                markersize=5,
-                markeredgecolor=SURFACE,
-                label="to explore",
-            )
+            xs, ys = zip(*explored, strict=True)
+            rows[0].plot(xs, ys, "D", color=INK, markersize=5, markeredgecolor=SURFACE, label="to explore")
         rows[0].set_ylabel("groups ended")
         for axes, (label, values) in zip(rows[1:], sums.items(), strict=True):
-            axes.fill_between(steps, values, step="mid", color=MUTED, alpha=0.5, linewidth=0)
-            axes.plot(steps, values, color=MUTED, linewidth=1.4, drawstyle="steps-mid")
+            axes.stairs(values, edges, fill=True, color=MUTED, alpha=0.5, linewidth=0)
+            axes.stairs(values, edges, color=MUTED, linewidth=1.4)
             axes.set_ylabel(label)
         for axes in rows:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
             axes.tick_params(length=0)
-        rows[-1].set_xlim(min(steps) - 0.5, max(steps) + 0.5)
+        rows[-1].set_xlim(edges[0], edges[-1])
         rows[-1].xaxis.set_major_locator(MaxNLocator(4 if narrow else 8, integer=True))
         rows[-1].set_xlabel("step")
         handles, names = rows[0].get_legend_handles_labels()
