@@ -49,7 +49,7 @@ LEARNABLE = "medium"
 
 # Steps from one score to the next, so that each run has about five: a step that drops groups takes several times as
 # long as one that does not.
-SCORED_EVERY: Mapping[str, int] = {"continue": 10, "dapo": 3, "curriculum": 5}
+SCORED_EVERY: Mapping[str, int] = {"continue": 5, "dapo": 1, "curriculum": 3}
 
 KEPT = (
     "status", "steps", "wall_s", "trained_rollouts", "generated_tokens", "wasted_fraction", "resumes",
