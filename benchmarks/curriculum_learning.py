@@ -41,7 +41,7 @@ from midstream.local.report.plots.reward import held_out_curve
 from midstream.local.summary import finite, summarise, total
 from midstream.local.tasks.mixed import write_mixed_tasks
 
-SECONDS, QUICK_SECONDS = 100.0, 15.0
+SECONDS, QUICK_SECONDS = 90.0, 15.0
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 HELD_OUT_TASKS, QUICK_HELD_OUT_TASKS = 192, 32
 LEARNABLE = "medium"
@@ -49,7 +49,7 @@ LEARNABLE = "medium"
 
 # Steps from one score to the next, so that each run has about five: a step that drops groups takes several times as
 # long as one that does not.
-SCORED_EVERY: Mapping[str, int] = {"continue": 5, "dapo": 1, "curriculum": 3}
+SCORED_EVERY: Mapping[str, int] = {"continue": 5, "dapo": 2, "curriculum": 3}
 
 KEPT = (
     "status", "steps", "wall_s", "trained_rollouts", "generated_tokens", "wasted_fraction", "resumes",
