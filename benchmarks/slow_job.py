@@ -1,16 +1,13 @@
 """The local job with slow tools: what the comparisons of strategies and of estimators run."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from told import run_jobs
 
 from midstream.conf.compose import compose
 from midstream.conf.schema import JobConfig
-from midstream.local.compare import compare
-from midstream.local.events import RunEvents, read_run
-from midstream.local.progress import SilentProgress
-from midstream.local.resume import strategy_dir
+from midstream.local.events import RunEvents
 from midstream.local.tasks.chain_fix import write_tasks
 from midstream.local.tasks.slow_tools import ToolTimes, write_slow_tasks
 
@@ -54,8 +51,7 @@ class Bench:
     def run(self, variants: Mapping[str, Sequence[str]]) -> Mapping[str, RunEvents]:
         """What was recorded, by the variant's name; each is what sets its job apart, as on a command line."""
         configs = {name: self._config(own, number) for number, (name, own) in enumerate(variants.items())}
-        compare(configs, progress=_Told(), command=sys.argv)
-        return {name: read_run(strategy_dir(config)) for name, config in configs.items()}
+        return run_jobs(configs)
 
     def _config(self, own: Sequence[str], number: int) -> JobConfig:
         return compose(
@@ -76,18 +72,4 @@ class Bench:
                 *self._more,
                 *own,
             ]
-        )
-
-
-class _Told(SilentProgress):
-    """A line for each run on standard error: the whole takes the better part of an hour."""
-
-    def alarm(self, message: str) -> None:
-        print(f"alarm: {message}", file=sys.stderr, flush=True)
-
-    def strategy_finished(self, name: str, run: Mapping[str, Any]) -> None:
-        print(
-            f"{name}: {run['steps']} steps in {run['wall_s']:.0f} s, {run['trained_rollouts']} rollouts trained",
-            file=sys.stderr,
-            flush=True,
         )

@@ -42,18 +42,20 @@ def compare(
 
     \b
     Strategies:
-      wait      cut nothing off: every rollout of a step is waited for
-      discard   start more than needed, drop what is unfinished
-      restart   start what is unfinished anew, under the new policy
-      continue  resume what is unfinished, tokens and environment, where it was
-      rewind    resume it from before what too old policies did to its environment (only on request)
-      anchor    fork its group anew from the member that came furthest (only on request)
-      anchored  the same, with advantages that compare continuations of one state (only on request)
-      ladder    resume it while it is young, then fork, then go back (only on request)
-      naive     tokens go on but the environment starts anew (only on request: it shows the damage)
+      wait        cut nothing off: every rollout of a step is waited for
+      discard     start more than needed, drop what is unfinished
+      restart     start what is unfinished anew, under the new policy
+      continue    resume what is unfinished, tokens and environment, where it was
+      rewind      resume it from before what too old policies did to its environment (only on request)
+      anchor      fork its group anew from the member that came furthest (only on request)
+      anchored    the same, with advantages that compare continuations of one state (only on request)
+      ladder      resume it while it is young, then fork, then go back (only on request)
+      dapo        as continue; drop groups whose rewards are all equal (only on request)
+      curriculum  as dapo; pass over prompts that are unlikely to inform (only on request)
+      naive       tokens go on but the environment starts anew (only on request: it shows the damage)
 
     OVERRIDES are Hydra overrides of the configuration, such as trainer.lr=1e-4; job=quick and job=smoke
-    choose shorter jobs.
+    choose shorter jobs, job=mixed one whose tasks mostly teach nothing.
 
     \b
     Examples:

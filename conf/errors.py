@@ -8,6 +8,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from midstream.conf.nesting import nested
+
 SHOWN_VALUE_CHARS = 80
 """Longer values are cut in messages."""
 
@@ -131,8 +133,8 @@ def known_keys(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in schema.model_fields.items():
         key = _join(prefix, name)
         yield key
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from known_keys(field.annotation, key)
+        if (within := nested(field.annotation)) is not None:
+            yield from known_keys(within[0], f"{key}.{within[1]}".rstrip("."))
 
 
 def _dotted(prefix: str, location: tuple[int | str, ...]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from midstream.conf.nesting import nested
 from midstream.conf.schema import JobConfig, LayerConfig
 
 _INTRODUCTION = """\
@@ -45,15 +46,15 @@ def _sections(model: type[BaseModel], prefix: str, skip: typing.Collection[str] 
         yield " | ".join([f"| `{key}`", *(text.replace("|", "\\|") for text in texts)]) + " |"
     yield ""
     for name, field in inner.items():
-        if is_section(field):
-            yield from _sections(
-                typing.cast(type[BaseModel], field.annotation), f"{prefix}.{name}".lstrip(".")
-            )
+        if (within := nested(field.annotation)) is not None:
+            schema, before = within
+            yield from _sections(schema, f"{prefix}.{name}.{before}".strip("."))
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether it holds settings of its own."""
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    """Whether settings of its own stand in its place; a mapping of sections by name is a setting besides."""
+    within = nested(field.annotation)
+    return within is not None and not within[1]
 
 
 def _first_line(model: type[BaseModel]) -> str:

@@ -39,7 +39,8 @@ from midstream.local.resume import (
 )
 from midstream.local.server import EngineServer
 from midstream.local.summary import summarise, wall_s
-from midstream.local.tasks.chain_fix import write_tasks
+from midstream.local.tasks.chain_fix import Split, write_tasks
+from midstream.local.tasks.mixed import write_mixed_tasks
 from midstream.local.warm_start import warm_start
 
 RESULT_FILE = "compare.json"
@@ -175,21 +176,26 @@ def _tasks(config: JobConfig, run_dir: Path) -> Path:
     """The user's tasks, checked, or generated ones in the run directory."""
     path = config.tasks.path
     if path is None:
-        path = run_dir / "tasks.jsonl"
-        write_tasks(path, config.tasks.count, seed=config.tasks.seed, difficulty=config.tasks.difficulty)
+        path = _generated(config, run_dir / "tasks.jsonl", config.tasks.count, "train")
     return _checked(config, path)
 
 
 def _held_out(config: JobConfig, run_dir: Path) -> Path | None:
     """The tasks that policies are scored on, checked; None where they are not."""
-    chosen, count = config.tasks, config.tasks.held_out
+    count, path = config.tasks.held_out, config.tasks.held_out_path
     if not count:
         return None
-    path = chosen.held_out_path
     if path is None:
-        path = run_dir / "held_out.jsonl"
-        write_tasks(path, count, seed=chosen.seed, difficulty=chosen.difficulty, split="held_out")
+        path = _generated(config, run_dir / "held_out.jsonl", count, "held_out")
     return _checked(config, path)
+
+
+def _generated(config: JobConfig, path: Path, count: int, split: Split) -> Path:
+    chosen = config.tasks
+    if not chosen.sources:
+        return write_tasks(path, count, seed=chosen.seed, difficulty=chosen.difficulty, split=split)
+    key = config.midstream.curriculum.source_key
+    return write_mixed_tasks(path, count, chosen.sources, source_key=key, seed=chosen.seed, split=split)
 
 
 def _checked(config: JobConfig, path: Path) -> Path:

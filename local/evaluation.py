@@ -3,7 +3,8 @@
 import asyncio
 import inspect
 from argparse import Namespace
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,7 @@ from midstream.local.sample import Sample
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Score:
     """`reward_mean` is over the `tasks` that were played to their end, None where there were none."""
 
     tasks: int
@@ -23,10 +24,19 @@ class Evaluation:
     reward_mean: float | None
 
 
-async def evaluate(args: Namespace, tasks: Path, count: int) -> Evaluation:
+@dataclass(frozen=True)
+class Evaluation:
+    """The score of all tasks, and those of the sources that tasks name."""
+
+    total: Score
+    sources: Mapping[str, Score] = field(default_factory=dict)
+
+
+async def evaluate(args: Namespace, tasks: Path, count: int, source_key: str) -> Evaluation:
     """Play the first `count` of `tasks` once each, sampled as in training; nothing is cut off.
 
-    Tasks whose environment failed are counted and not scored.
+    Tasks whose environment failed are counted and not scored. `source_key` is the key of a task's metadata that names
+    its source.
     """
     samples = [
         Sample(
@@ -34,9 +44,18 @@ async def evaluate(args: Namespace, tasks: Path, count: int) -> Evaluation:
         )
         for index, task in enumerate(islice(load_tasks(tasks), count))
     ]
+    sources = [sample.metadata.get(source_key) for sample in samples]
     rewards = await asyncio.gather(*(_play(args, sample) for sample in samples))
+    by_source: dict[str, list[float | None]] = {}
+    for source, reward in zip(sources, rewards, strict=True):
+        if source is not None:
+            by_source.setdefault(str(source), []).append(reward)
+    return Evaluation(_score(rewards), {source: _score(found) for source, found in sorted(by_source.items())})
+
+
+def _score(rewards: Sequence[float | None]) -> Score:
     known = [reward for reward in rewards if reward is not None]
-    return Evaluation(len(known), len(rewards) - len(known), fmean(known) if known else None)
+    return Score(len(known), len(rewards) - len(known), fmean(known) if known else None)
 
 
 async def _play(args: Namespace, sample: Sample) -> float | None:

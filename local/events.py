@@ -13,7 +13,8 @@ Kinds of events (times in seconds since the run's start unless named `_unix`):
   this step (trained, generated, wasted, resumes, restores), what is buffered after it, trained_groups and
   dropped_groups by their index, and for each trained rollout response_tokens, turns, environment_s,
   lag_trajectory and lag_environment
-- `evaluation`: start, end, version, tasks (held-out ones that were played), failed, reward_mean
+- `evaluation`: start, end, version, tasks (held-out ones that were played), failed, reward_mean, and sources: the
+  last three for each source by its name; the run's clock goes on from its start
 - `alarm`: t, message
 - `end`: wall_s, status (`ok`, `interrupted` or `failed`)
 """
@@ -98,13 +99,18 @@ class RunEvents:
     lost: Sequence[Event] = ()
     alarms: Sequence[Event] = ()
     end: Event | None = None
-    evaluation: Event | None = None
+    evaluations: Sequence[Event] = ()
     strategy: str = ""
 
     @property
     def run(self) -> Event:
         """How it began."""
         return self.parts[0]
+
+    @property
+    def evaluation(self) -> Event | None:
+        """That of the policy that was scored last."""
+        return self.evaluations[-1] if self.evaluations else None
 
     @property
     def status(self) -> str:
@@ -160,28 +166,29 @@ def read_run(strategy_dir: Path) -> RunEvents:
 def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEvents:
     """Events of one run in their order, by kind; `strategy` is the name where the `run` event does not give one.
 
-    A step that was recorded twice counts as it was recorded last.
+    A step that was recorded twice counts as it was recorded last, and so does the score of a version.
     """
     parts: list[Event] = []
     steps: dict[int, Event] = {}
     lost: list[Event] = []
     alarms: list[Event] = []
     end: Event | None = None
-    evaluation: Event | None = None
+    scores: dict[int, Event] = {}
     for event in map(dict, events):
         match event["kind"]:
             case "run":
                 parts.append(event)
-                end = evaluation = None
+                end = None
                 resumed_at = event.get("resumed_at")
                 if resumed_at is not None:
                     lost += [steps.pop(number) for number in sorted(steps) if number >= resumed_at]
+                    scores = {version: score for version, score in scores.items() if version <= resumed_at}
             case "step" if isinstance(event.get("step"), int):
                 steps[event["step"]] = event
             case "alarm":
                 alarms.append(event)
             case "evaluation":
-                evaluation = event
+                scores[int(event.get("version") or 0)] = event
             case "end":
                 end = event
     parts = parts or [{}]
@@ -191,7 +198,7 @@ def sort_out(events: Iterable[Mapping[str, Any]], strategy: str = "") -> RunEven
         lost=tuple(lost),
         alarms=tuple(sorted(alarms, key=lambda alarm: float(alarm.get("t") or 0.0))),
         end=end,
-        evaluation=evaluation,
+        evaluations=tuple(scores[version] for version in sorted(scores)),
         strategy=str(parts[0].get("strategy") or strategy),
     )
 

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,7 @@ from midstream.conf.schema import JobConfig
 from midstream.hooks.slime.generate import give_up_abandoned
 from midstream.hooks.slime.host import load_function
 from midstream.hooks.slime.sample import recorded_rollout, samples_of, was_stopped
-from midstream.hooks.slime.settings import engine_of, environments_of, tally_of
+from midstream.hooks.slime.settings import engine_of, environments_of
 from midstream.local.args import checkpoints_of
 from midstream.local.attached import AttachedServer
 from midstream.local.batch import convert, fresh_gap, logged
@@ -29,25 +29,12 @@ from midstream.local.rollout import GenerateState, RolloutBatch, generate_rollou
 from midstream.local.sample import Sample
 from midstream.local.server import EngineServer
 from midstream.local.supervision import supervised
+from midstream.local.totals import Totals, resumes_of, totals_of
 from midstream.local.trainer import RolloutData, Trainer
 
 _OCCUPANCY_PERIOD_S = 0.1
 
 Occupancy = list[tuple[float, int]]
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """Running totals of the clients; a step's figures are differences."""
-
-    generated_tokens: int
-    reprefilled_tokens: int
-    buffered_rollouts: int
-    buffered_tokens: int
-    buffered_resumes: int
-    dropped_resumes: int
-    restores_checked: int
-    restores_bad: int
 
 
 class Run:
@@ -101,7 +88,7 @@ class Run:
         """Run all steps, or the first and those that begin within `max_seconds`; then score the last policy.
 
         Whatever happens, nothing is left running and the events say how the run ended. Its time is that of the
-        steps: the evaluation on held-out tasks comes after it.
+        steps: the clock stands still while a policy is scored on held-out tasks.
         """
         status = "failed"
         wall_s: float | None = None
@@ -113,6 +100,8 @@ class Run:
             for step in range(first, self._config.steps):
                 if step and self._is_time_up():
                     break
+                if self._is_score_due(step):
+                    self._evaluate()
                 self._step(step)
                 if self._checkpoints.is_due(step):
                     # The event of the step is there by now: no step that a checkpoint has goes unrecorded.
@@ -143,18 +132,37 @@ class Run:
         limit_s = self._config.max_seconds
         return limit_s is not None and self._clock() >= limit_s
 
+    def _is_score_due(self, version: int) -> bool:
+        every = self._config.tasks.held_out_every
+        return every is not None and version % every == 0
+
     def _evaluate(self) -> None:
         if self._held_out is None:
             return
         start = self._clock()
-        work = evaluate(self._args, self._held_out, self._config.tasks.held_out)
-        found = self._runner.run(supervised(work, self._server, lambda: self._restart_server(self._version)))
+        try:
+            work = evaluate(
+                self._args,
+                self._held_out,
+                self._config.tasks.held_out,
+                self._config.midstream.curriculum.source_key,
+            )
+            restart = partial(self._restart_server, self._version)
+            found = self._runner.run(supervised(work, self._server, restart))
+        finally:
+            took_s = self._clock() - start
+            self._started += took_s
         self._events.write(
-            "evaluation", start=start, end=self._clock(), version=self._version, **asdict(found)
+            "evaluation",
+            start=start,
+            end=start + took_s,
+            version=self._version,
+            **asdict(found.total),
+            sources={name: asdict(score) for name, score in found.sources.items()},
         )
 
     def _step(self, step: int) -> None:
-        before = self._totals()
+        before = totals_of(self._args, self._data_source)
         rollout_start = self._clock()
         batch, occupancy = self._runner.run(self._rollout(step))
         samples = list(samples_of(batch.samples))
@@ -228,7 +236,7 @@ class Run:
         step: int,
         batch: RolloutBatch,
         data: RolloutData,
-        before: _Totals,
+        before: Totals,
         times: dict[str, float],
         **others: Any,
     ) -> None:
@@ -239,7 +247,7 @@ class Run:
         ]
         fields = rollout_fields(trained, version=step) | group_fields(batch)
         dropped = [r for sample in samples_of(batch.dropped) if (r := recorded_rollout(sample)) is not None]
-        after = self._totals()
+        after = totals_of(self._args, self._data_source)
         generated = after.generated_tokens - before.generated_tokens
         still_waiting = after.buffered_tokens - before.buffered_tokens
         raw_rewards = zip(samples, data["raw_reward"], strict=True)
@@ -259,7 +267,7 @@ class Run:
             buffered_rollouts=after.buffered_rollouts,
             buffered_tokens=after.buffered_tokens,
             # Counted when they happen: a rollout may be resumed and cut off again before it is trained on.
-            resumes=_resumes(rollouts + dropped)
+            resumes=resumes_of(rollouts + dropped)
             + (after.buffered_resumes - before.buffered_resumes)
             + (after.dropped_resumes - before.dropped_resumes),
             restores_checked=after.restores_checked - before.restores_checked,
@@ -274,20 +282,6 @@ class Run:
             self._config.strategy, step, reward_mean, generated / step_s, rollout_s / step_s
         )
 
-    def _totals(self) -> _Totals:
-        waiting = self._data_source.waiting() if hasattr(self._data_source, "waiting") else []
-        metrics: dict[str, float] = getattr(self._environments, "metrics", dict)()
-        return _Totals(
-            generated_tokens=self._engine.counters.generated_tokens,
-            reprefilled_tokens=self._engine.counters.reprefilled_tokens,
-            buffered_rollouts=len(waiting),
-            buffered_tokens=sum(rollout.own_tokens for rollout in waiting),
-            buffered_resumes=_resumes(waiting),
-            dropped_resumes=tally_of(self._args).dropped_resumes,
-            restores_checked=int(metrics.get("env/restores_checked", 0)),
-            restores_bad=int(metrics.get("env/restores_bad", 0)),
-        )
-
     @property
     def _weights_dir(self) -> Path:
         return strategy_dir(self._config) / "weights"
@@ -295,7 +289,3 @@ class Run:
     def _clock(self) -> float:
         """Seconds since the run's start."""
         return time.monotonic() - self._started
-
-
-def _resumes(rollouts: Sequence[PartialRollout]) -> int:
-    return sum(rollout.resumes for rollout in rollouts)

@@ -32,7 +32,8 @@ def summarise(events: RunEvents) -> dict[str, Any]:
     - trainer_wait_fraction: see `trainer_wait_fraction`
     - reward_first, reward_last: means of the steps' mean rewards over the first and the last fifth of the
       steps (at least one step)
-    - reward_held_out: mean reward of the last policy on tasks that it was not trained on, None where not measured
+    - reward_held_out: mean reward of the policy that was scored last, on tasks that it was not trained on, None where
+      not measured; reward_held_out_sources: the same for each source of those tasks by its name
     - resumes, restores_checked, restores_bad: counts over the run
     - failed_rollouts: rollouts that no loss saw because their environment failed too often
     - max_logprob_gap_fresh: largest |trainer − engine| log-probability difference on tokens that the current
@@ -47,6 +48,7 @@ def summarise(events: RunEvents) -> dict[str, Any]:
     rewards = [number(step.get("reward_mean")) for step in steps]
     fifth = max(1, len(steps) // 5)
     gaps = finite(step.get("logprob_gap_fresh") for step in steps)
+    scored = events.evaluation or {}
     return {
         "strategy": events.strategy,
         "status": events.status,
@@ -62,7 +64,11 @@ def summarise(events: RunEvents) -> dict[str, Any]:
         "trainer_wait_fraction": trainer_wait_fraction(events),
         "reward_first": mean(rewards[:fifth]),
         "reward_last": mean(rewards[-fifth:]),
-        "reward_held_out": number(events.evaluation.get("reward_mean")) if events.evaluation else None,
+        "reward_held_out": number(scored.get("reward_mean")),
+        "reward_held_out_sources": {
+            str(name): number(score.get("reward_mean"))
+            for name, score in (scored.get("sources") or {}).items()
+        },
         "resumes": total(steps, "resumes"),
         "restores_checked": total(steps, "restores_checked"),
         "restores_bad": total(steps, "restores_bad"),

@@ -15,6 +15,7 @@ from midstream.conf.schema.sections import (
     RolloutConfig,
     ServerConfig,
     TaskConfig,
+    TaskSource,
     TrainerConfig,
     WarmStartConfig,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "ServerConfig",
     "SnapshotConfig",
     "TaskConfig",
+    "TaskSource",
     "TrainerConfig",
     "TurnConfig",
     "WarmStartConfig",

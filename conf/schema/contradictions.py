@@ -1,5 +1,6 @@
 """Settings that are each fine and cannot stand together. Keys of the problems are those of the whole job."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from midstream.conf.errors import Problem
@@ -16,10 +17,30 @@ def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
         yield Problem("strategies", strategies, "name each strategy once")
 
 
-def held_out_problems(tasks: TaskConfig) -> Iterator[Problem]:
+def task_problems(tasks: TaskConfig) -> Iterator[Problem]:
     """Held-out tasks are of the kind that is trained on, so they cannot be generated beside a file."""
     if tasks.held_out and tasks.path is not None and tasks.held_out_path is None:
         yield Problem("tasks.held_out", tasks.held_out, "name their file in tasks.held_out_path, or use 0")
+    if tasks.held_out_every is not None and not tasks.held_out:
+        yield Problem("tasks.held_out_every", tasks.held_out_every, "set tasks.held_out, or use null")
+
+
+def source_problems(tasks: TaskConfig) -> Iterator[Problem]:
+    """Sources are of tasks that are generated, and each of them has one."""
+    if not tasks.sources:
+        return
+    if tasks.path is not None:
+        fix = "use {}: the tasks of tasks.path name their own sources"
+        yield Problem("tasks.sources", sorted(tasks.sources), fix)
+        return
+    shares = [source.share for source in tasks.sources.values()]
+    needed = math.ceil(sum(shares) / min(shares) - 1e-9)
+    generated = {"tasks.count": tasks.count, "tasks.held_out": tasks.held_out}
+    if tasks.held_out_path is not None or not tasks.held_out:
+        del generated["tasks.held_out"]
+    for key, count in generated.items():
+        if count < needed:
+            yield Problem(key, count, f"use {needed} or more, so that each of tasks.sources has a task")
 
 
 def policy_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Problem]:

@@ -8,11 +8,12 @@ from midstream.conf.errors import refuse
 from midstream.conf.schema.base import Count, PathSetting, Seconds, Section, Seed
 from midstream.conf.schema.contradictions import (
     group_problems,
-    held_out_problems,
     hook_problems,
     length_problems,
     policy_problems,
+    source_problems,
     strategy_problems,
+    task_problems,
     trainer_problems,
 )
 from midstream.conf.schema.layer import LayerConfig
@@ -55,7 +56,8 @@ class JobConfig(Section):
         refuse(
             [
                 *strategy_problems(self.strategies),
-                *held_out_problems(self.tasks),
+                *task_problems(self.tasks),
+                *source_problems(self.tasks),
                 *policy_problems(self.midstream, self.rollout),
                 *length_problems(self.midstream, self.rollout, self.server),
                 *group_problems(self.rollout),

@@ -1,11 +1,22 @@
 """The parts of the one-machine job: tasks, rollout, model, warm start, trainer and server."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from midstream.conf.errors import Problem, refuse
 from midstream.conf.schema.base import Count, ImportPath, PathSetting, Seconds, Section, Seed, Share
+
+
+class TaskSource(Section):
+    """One kind among the tasks that are generated."""
+
+    share: float = Field(gt=0)
+    """Of the tasks, in any unit: the shares of all sources together are the whole."""
+    difficulty: Share = 0.5
+    check: Literal["chain", "submit", "never"] = "chain"
+    """What a rollout has to do to be rewarded. chain: to solve its task. submit: nothing but to submit, as with tests
+    that test nothing. never: nothing is ever enough, as with a test that is broken."""
 
 
 class TaskConfig(Section):
@@ -15,9 +26,15 @@ class TaskConfig(Section):
     """A JSONL file of tasks; None: `count` tasks are generated."""
     count: Count = 256
     difficulty: Share = 0.5
+    """Of the tasks that are generated."""
+    sources: dict[str, TaskSource] = Field(default_factory=dict)
+    """Kinds of tasks by name, in place of `difficulty`: generated tasks, held-out ones too, are a mix of them, and each
+    names its own under `midstream.curriculum.source_key` in its metadata."""
     seed: Seed = 0
     held_out: int = Field(default=0, ge=0)
     """Tasks never trained on, on which each run's last policy is scored; 0: none."""
+    held_out_every: Count | None = None
+    """Training steps from one score to the next, from the warm start on; null: the last policy alone."""
     held_out_path: PathSetting | None = None
     """A JSONL file of them; None: they are generated where `path` is None too."""
 

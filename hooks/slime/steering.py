@@ -37,7 +37,7 @@ class Steering:
     def unsubscribe(self, on_change: Callable[[LayerConfig], None]) -> None:
         """Call it no more."""
         with self._lock:
-            self._subscribers.remove(on_change)
+            self._subscribers = [each for each in self._subscribers if each != on_change]
 
     def poll(self, step: int) -> None:
         """Take up what was changed, at this step of the host, and tell whoever waits for it.

@@ -13,7 +13,8 @@ from markupsafe import Markup
 
 from midstream.hooks.credit.kept import has_kept
 from midstream.local.events import EVENTS_FOLDER, EventsError, RunEvents, read_run
-from midstream.local.report import findings, palette, table, words
+from midstream.local.report import curriculum, findings, palette, table, words
+from midstream.local.report.history import History, read_history
 from midstream.local.report.plots import lag as lags
 from midstream.local.report.plots import length, reward, tokens
 from midstream.local.report.plots import timeline as timelines
@@ -34,6 +35,8 @@ class Comparison:
     """Strategy → YAML."""
     workspaces: tuple[Workspaces, ...] = ()
     """Of the strategies that have kept their rollouts."""
+    histories: tuple[History, ...] = ()
+    """Of the strategies that have a curriculum."""
 
 
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
@@ -75,6 +78,11 @@ def read_comparison(run_dir: Path) -> Comparison:
             for folder, run in zip(folders, runs, strict=True)
             if has_kept(folder)
         ),
+        histories=tuple(
+            history
+            for folder, run in zip(folders, runs, strict=True)
+            if (history := read_history(folder, run)) is not None
+        ),
     )
 
 
@@ -90,10 +98,12 @@ def render(comparison: Comparison) -> str:
         marks=marks,
         facts=_facts(events),
         findings=findings.findings(runs),
-        warnings=[*findings.warnings(events, runs), *_damage(comparison.workspaces)],
+        warnings=[*findings.warnings(events, runs), *_damage(comparison)],
         rows=table.comparison(runs),
         reference=table.REFERENCE if any(run["strategy"] == table.REFERENCE for run in runs) else None,
         plots=_plots(events, marks),
+        curricula=curriculum.told(comparison.histories, marks),
+        curriculum_columns=curriculum.COLUMNS,
         workspaces=comparison.workspaces,
         colours=palette.EVERY_COLOUR,
         configs=comparison.configs,
@@ -105,6 +115,7 @@ def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[
     makers = (
         reward.reward_over_time,
         reward.reward_over_tokens,
+        reward.held_out_over_tokens,
         timelines.timeline,
         timelines.timeline_zoom,
         tokens.tokens_plot,
@@ -114,8 +125,9 @@ def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[
     return [plot for make in makers if (plot := make(events, marks)) is not None]
 
 
-def _damage(workspaces: Sequence[Workspaces]) -> list[str]:
-    return [f"{found.strategy}: {words.printable(text)}" for found in workspaces for text in found.damaged]
+def _damage(comparison: Comparison) -> list[str]:
+    read: list[Workspaces | History] = [*comparison.workspaces, *comparison.histories]
+    return [f"{found.strategy}: {words.printable(text)}" for found in read for text in found.damaged]
 
 
 def _facts(events: Sequence[RunEvents]) -> list[tuple[str, str]]:

@@ -48,8 +48,18 @@ AGES = (
 )
 """Of what the current policy version wrote, of the version before, and so on; the last is for all older ones. Their
 lightness alone tells them apart."""
+RATES = AGES[::-1]
+"""Of prompts that are never solved to those that always are."""
+SOURCES = (
+    Colour("c-source-0", "#3a6ea5", "#7fb2e5"),
+    Colour("c-source-1", "#b5651d", "#f0a35e"),
+    Colour("c-source-2", "#5a7d2a", "#a9cf6b"),
+    Colour("c-source-3", "#8e4585", "#d79acb"),
+    Colour("c-source-4", "#57606a", "#aab4bf"),
+)
+"""Of sources of tasks, in the order in which they are shown; more are not shown one by one."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-EVERY_COLOUR = (*PAGE, *STRATEGIES.values(), *SPARE, *AGES)
+EVERY_COLOUR = (*PAGE, *STRATEGIES.values(), *SPARE, *AGES, *SOURCES)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The comparison as rows of numbers: the same table for the page and for the terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from midstream.local.report import words
@@ -48,11 +48,14 @@ def _rollouts_per_s(run: Mapping[str, Any]) -> float | None:
     return None if rollouts is None or not wall_s else rollouts / wall_s
 
 
+HELD_OUT = Measure(
+    "Reward, held-out tasks", _field("reward_held_out"), words.decimal, "high", is_optional=True
+)
 MEASURES = (
     Measure("Training steps", _field("steps"), words.count),
     Measure("Reward, first fifth", _field("reward_first"), words.decimal),
     Measure("Reward, last fifth", _field("reward_last"), words.decimal, "high"),
-    Measure("Reward, held-out tasks", _field("reward_held_out"), words.decimal, "high", is_optional=True),
+    HELD_OUT,
     Measure("Wall-clock", _field("wall_s"), words.seconds, "low", True),
     Measure("Trainer waiting", _field("trainer_wait_fraction"), words.percent, "low"),
     Measure("Trained rollouts", _field("trained_rollouts"), words.count),
@@ -74,7 +77,25 @@ def comparison(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
     The best is marked only among finished runs of equal length, and only where they differ.
     """
-    return [_row(measure, runs) for measure in MEASURES if not _is_left_out(measure, runs)]
+    measures = [part for measure in MEASURES for part in (measure, *_by_source(measure, runs))]
+    return [_row(measure, runs) for measure in measures if not _is_left_out(measure, runs)]
+
+
+def _by_source(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> list[Measure]:
+    """The held-out reward again for each source of tasks, where there are several."""
+    if measure is not HELD_OUT:
+        return []
+    names = dict.fromkeys(name for run in runs for name in run.get("reward_held_out_sources") or {})
+    if len(names) < 2:
+        return []
+    return [
+        replace(measure, label=f"Reward, held-out tasks: {name}", value=_reward_of_source(name))
+        for name in names
+    ]
+
+
+def _reward_of_source(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda run: number((run.get("reward_held_out_sources") or {}).get(name))
 
 
 def _is_left_out(measure: Measure, runs: Sequence[Mapping[str, Any]]) -> bool:

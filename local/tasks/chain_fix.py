@@ -10,13 +10,14 @@ with the chain and with the file's own Pareto factor. Long tasks are the harder 
 is cut off for being slow is not a fair sample of the work.
 """
 
-import json
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from midstream.local.tasks.lines import TaskLine, write_lines
 
 FILES = tuple(f"f{i}" for i in range(8))
 SUBMIT = "submit"  # the configuration's `done_command` for these tasks
@@ -63,7 +64,7 @@ class ChainTask:
             for name, line in self.lines.items()
         }
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> TaskLine:
         """The task as a line of the tasks file: `prompt`, `label`, `metadata`."""
         solution = self.solution()
         return {
@@ -98,16 +99,7 @@ def write_tasks(path: Path, count: int, *, seed: int, difficulty: float, split: 
     if count < 1:
         raise ValueError(f"the number of tasks is {count}; at least 1 is needed")
     tasks = chain_tasks(seed=seed, difficulty=difficulty, split=split)
-    text = "".join(json.dumps(next(tasks).to_json()) + "\n" for _ in range(count))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path
+    return write_lines(path, (task.to_json() for task in islice(tasks, count)))
 
 
 def _draw_task(draw: random.Random, difficulty: float) -> ChainTask:

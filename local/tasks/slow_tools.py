@@ -6,18 +6,16 @@ log-normal over the tasks. How many calls a rollout makes has the heavy tail of 
 while it waits has written nothing; run again, it draws again.
 """
 
-import json
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 from midstream.local.tasks.chain_fix import SUBMIT, ChainTask, chain_tasks
+from midstream.local.tasks.lines import TaskLine, write_lines
 
 TOOLS = ("cat", "fix", SUBMIT)
 DRAWS = 64  # quantiles that a task's shell chooses from
@@ -43,18 +41,10 @@ def write_slow_tasks(path: Path, count: int, times: ToolTimes, *, seed: int, dif
     """Write `count` tasks as JSONL to `path`, whole or not at all, and return it."""
     draw = random.Random(f"slow-tools/{seed}")
     tasks = islice(chain_tasks(seed=seed, difficulty=difficulty), count)
-    text = "".join(json.dumps(slow_task(task, times.quantiles(draw))) + "\n" for task in tasks)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return write_lines(path, (slow_task(task, times.quantiles(draw)) for task in tasks))
 
 
-def slow_task(task: ChainTask, quantiles_s: Sequence[float]) -> dict[str, Any]:
+def slow_task(task: ChainTask, quantiles_s: Sequence[float]) -> TaskLine:
     """The task as a line of the tasks file, with tools that wait."""
     line = task.to_json()
     line["metadata"]["files"][".bashrc"] += _waits(quantiles_s)

@@ -19,7 +19,9 @@ def fault_of(*overrides: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("job", "model"), [("demo", "small"), ("quick", "tiny"), ("smoke", "tiny")])
+@pytest.mark.parametrize(
+    ("job", "model"), [("demo", "small"), ("quick", "tiny"), ("smoke", "tiny"), ("mixed", "tiny")]
+)
 def test_every_job_composes_with_every_strategy(job, model):
     every = f"strategies=[{','.join(STRATEGIES)}]"
     runs = compose_runs([f"job={job}", f"model={model}", every])
@@ -36,6 +38,23 @@ def test_runs_differ_in_nothing_but_the_strategy():
     assert {run.midstream.run_dir for run in runs.values()} == {
         run.run_dir / name for name, run in runs.items()
     }
+
+
+def test_what_teaches_nothing_is_dropped_by_one_strategy_and_passed_over_by_another():
+    """All else is as in `continue`, so that the three can be compared."""
+    runs = compose_runs(["job=mixed"])
+    assert list(runs) == ["continue", "dapo", "curriculum"]
+    own = {"strategy": True, "midstream": {"run_dir", "curriculum"}}
+    own["rollout"] = {"dynamic_sampling_filter_path", "rollout_all_samples_process_path"}
+    assert len({run.model_dump_json(exclude=own) for run in runs.values()}) == 1
+    assert [run.midstream.curriculum.enabled for run in runs.values()] == [False, False, True]
+    filters = [run.rollout.dynamic_sampling_filter_path for run in runs.values()]
+    assert filters == [None, *["midstream.hooks.slime.filters.informative"] * 2]
+
+
+def test_each_source_has_a_task_from_its_smallest_share_on():
+    compose(["job=mixed", "tasks.count=7"])
+    compose(["job=mixed", "tasks.held_out=2", "tasks.held_out_path=held_out.jsonl"])
 
 
 def test_only_wait_launches_no_more_than_it_needs():
@@ -72,14 +91,14 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ("trainer.lrr=1e-4", "trainer.lrr: got 0.0001; there is no such key, did you mean trainer.lr?"),
         ("lr=1", "lr: got 1; there is no such key, did you mean warm_start.lr or trainer.lr?"),
         ("+xyz=red", "xyz: got 'red'; there is no such key, remove it"),
-        ("job=demoo", "job: got 'demoo'; use one of demo, quick, smoke (did you mean 'demo'?)"),
+        ("job=demoo", "job: got 'demoo'; use one of demo, mixed, quick, smoke (did you mean 'demo'?)"),
         (
             "strategy=wiat",
-            "strategy: got 'wiat'; use one of anchor, anchored, continue, discard, ladder, naive, restart",
+            "strategy: got 'wiat'; use one of anchor, anchored, continue, curriculum, dapo, discard, ladder, naive",
         ),
         (
             "strategies=[wait,contnue]",
-            "strategies: got 'contnue'; use one of anchor, anchored, continue, discard",
+            "strategies: got 'contnue'; use one of anchor, anchored, continue, curriculum",
         ),
         ("strategies=[wait,wait]", "strategies: got ['wait', 'wait']; name each strategy once"),
         ("strategies=[]", "strategies: got []; use at least 1 item(s)"),
@@ -109,6 +128,12 @@ def test_run_directories_with_odd_names_survive_into_each_run(folder, tmp_path):
         ("trainer.lr='1e-4'", "trainer.lr: got '1e-4'; use a number (in YAML 1e-4 is text: write 1.0e-4)"),
         ("trainer.lr=nan", "trainer.lr: got nan; use a finite number"),
         ("tasks.difficulty=1.5", "tasks.difficulty: got 1.5; use 1.0 or less"),
+        ("tasks.sources={easy: {share: 0}}", "tasks.sources.easy.share: got 0; use a value above 0"),
+        ("tasks.sources={easy: {shar: 1}}", "no such key, did you mean tasks.sources.<name>.share?"),
+        (
+            "tasks.sources={easy: {share: 1, check: sumbit}}",
+            "tasks.sources.easy.check: got 'sumbit'; use 'chain', 'submit' or 'never' (did you mean 'submit'?)",
+        ),
         ("server.port=70000", "server.port: got 70000; use 65535 or less"),
         ("rollout.rollout_top_k=0", "rollout.rollout_top_k: got 0; use -1 for no limit, or 1 and more"),
         ("rollout.custom_rm_path=rm", "rollout.custom_rm_path: got 'rm'; write package.module.name"),
@@ -145,6 +170,10 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
         (["strategy=ladder", "rollout.rollout_temperature=0.7"], "rollout.rollout_temperature"),
         (["midstream.bounds.deadline_s=60.0"], "midstream.bounds.deadline_s"),
         (["tasks.path=tasks.jsonl", "tasks.held_out=8"], "tasks.held_out"),
+        (["tasks.held_out_every=2"], "tasks.held_out_every"),
+        (["tasks.path=tasks.jsonl", "tasks.sources={easy: {share: 1}}"], "tasks.sources"),
+        (["job=mixed", "tasks.count=6"], "tasks.count"),
+        (["job=mixed", "tasks.held_out=6"], "tasks.held_out"),
         (["midstream.turns.max_tokens_per_turn=1000"], "midstream.turns.max_tokens_per_turn"),
         (["server.max_total_tokens=100"], "server.max_total_tokens"),
         (["trainer.num_minibatches=3"], "trainer.num_minibatches"),

@@ -222,12 +222,6 @@ def test_a_restarted_job_plays_on_what_it_does_not_know_to_be_given_up(args: Nam
     running(scene, args)
 
 
-def test_groups_that_are_given_up_need_somebody_to_drop_them(args: Namespace) -> None:
-    args.dynamic_sampling_filter_path = None
-    with pytest.raises(ValueError, match="early_stop.*add --dynamic-sampling-filter-path"):
-        DataSource(args)
-
-
 def test_a_member_that_failed_counts_neither_as_ended_nor_as_left(args: Namespace) -> None:
     args.midstream["max_attempts"] = 1
 

@@ -11,6 +11,7 @@ import pytest
 from tests.local import running
 
 STRATEGIES = ("wait", "discard", "restart", "continue", "naive")
+SOURCES = "{submitted: {share: 1, check: submit}, solved: {share: 3}}"
 FIELDS = {
     "strategy", "steps", "wall_s", "trained_rollouts", "generated_tokens", "wasted_tokens", "wasted_fraction",
     "trainer_wait_fraction", "reward_first", "reward_last", "resumes", "restores_checked", "restores_bad",
@@ -21,7 +22,7 @@ FIELDS = {
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
     run_dir = tmp_path_factory.mktemp("compare") / "run"
-    held_out = ["tasks.held_out=4"]
+    held_out = ["tasks.held_out=4", "tasks.held_out_every=2", f"tasks.sources={SOURCES}"]
     done = running.run(run_dir, "--json", "--steps", "3", "--strategies", ",".join(STRATEGIES), *held_out)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -58,13 +59,38 @@ def test_only_what_goes_on_is_read_again(compared: tuple[Path, dict[str, Any]]) 
     assert runs["continue"]["reprefilled_tokens"] > 0
 
 
-def test_the_last_policy_is_scored_outside_of_the_run_s_time(compared: tuple[Path, dict[str, Any]]) -> None:
+def test_policies_are_scored_outside_of_the_run_s_time(compared: tuple[Path, dict[str, Any]]) -> None:
     run_dir, runs = compared
     for strategy, run in runs.items():
-        (scored,) = (e for e in running.events(run_dir, strategy) if e["kind"] == "evaluation")
-        assert (scored["tasks"], scored["failed"], scored["version"]) == (4, 0, 3)
-        assert 0 <= scored["reward_mean"] <= 1 and scored["reward_mean"] == run["reward_held_out"]
-        assert run["wall_s"] <= scored["start"] < scored["end"]
+        scores = [event for event in running.events(run_dir, strategy) if event["kind"] == "evaluation"]
+        steps = {e["version"]: e for e in running.events(run_dir, strategy) if e["kind"] == "step"}
+        assert [score["version"] for score in scores] == [0, 2, 3]
+        for score in scores:
+            assert (score["tasks"], score["failed"]) == (4, 0)
+            assert {name: part["tasks"] for name, part in score["sources"].items()} == {
+                "submitted": 1,
+                "solved": 3,
+            }
+            assert 0 <= score["reward_mean"] <= 1
+        # The clock of the step that follows goes on from where the score began.
+        for score in scores[:2]:
+            assert (
+                0 <= steps[score["version"]]["rollout_start"] - score["start"] < score["end"] - score["start"]
+            )
+        assert run["wall_s"] <= scores[-1]["start"] < scores[-1]["end"]
+        assert run["reward_held_out"] == scores[-1]["reward_mean"]
+        assert run["reward_held_out_sources"].keys() == {"submitted", "solved"}
+
+
+def test_a_filter_drops_what_teaches_nothing_after_it_was_played(tmp_path: Path) -> None:
+    learnt = ["warm_start.steps=100", f"tasks.sources={SOURCES}", "tasks.count=32"]
+    done = running.run(tmp_path / "run", "--steps", "2", "--strategies", "dapo", "--json", *learnt)
+    assert done.returncode == 0, done.stderr
+    steps = [event for event in running.events(tmp_path / "run", "dapo") if event["kind"] == "step"]
+    assert [(step["groups"], step["informative_groups"]) for step in steps] == [(4, 4), (4, 4)]
+    assert sum(len(step["dropped_groups"]) for step in steps) > 0
+    (run,) = json.loads(done.stdout)["runs"]
+    assert run["wasted_tokens"] > 0
 
 
 def test_a_run_ends_after_the_step_in_which_its_time_is_up(tmp_path: Path) -> None:

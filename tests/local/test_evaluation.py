@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from midstream.local.evaluation import Evaluation, evaluate
+from midstream.local.evaluation import Evaluation, Score, evaluate
 from midstream.local.rollout import GenerateState
 from midstream.local.sample import Sample
 
@@ -19,6 +19,8 @@ from midstream.local.sample import Sample
 def tasks(tmp_path: Path) -> Path:
     path = tmp_path / "held_out.jsonl"
     lines = [{"prompt": f"task {number}", "label": "", "metadata": {"number": number}} for number in range(6)]
+    lines[0]["metadata"]["kind"] = lines[1]["metadata"]["kind"] = "easy"
+    lines[2]["metadata"]["kind"] = "hard"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -56,10 +58,11 @@ def args(generate: str) -> Namespace:
 
 
 def test_failed_tasks_are_counted_and_not_scored(hooks: ModuleType, tasks: Path) -> None:
-    found = asyncio.run(evaluate(args("generate"), tasks, 4))
-    assert found == Evaluation(tasks=3, failed=1, reward_mean=(0 + 2 + 3) / 3)
+    found = asyncio.run(evaluate(args("generate"), tasks, 4, "kind"))
+    assert found.total == Score(tasks=3, failed=1, reward_mean=(0 + 2 + 3) / 3)
+    assert found.sources == {"easy": Score(1, 1, 0.0), "hard": Score(1, 0, 2.0)}
     assert hooks.evaluated == [True] * 4
 
 
 def test_a_generate_function_need_not_know_of_evaluation(hooks: ModuleType, tasks: Path) -> None:
-    assert asyncio.run(evaluate(args("unaware"), tasks, 100)) == Evaluation(6, 0, 0.5)
+    assert asyncio.run(evaluate(args("unaware"), tasks, 100, "source")) == Evaluation(Score(6, 0, 0.5))

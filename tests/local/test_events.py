@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midstream.local.events import EventsError, EventWriter, read_file, read_run
+from midstream.local.events import EventsError, EventWriter, read_file, read_run, sort_out
 
 
 def test_what_is_written_is_read_back_in_order(tmp_path: Path) -> None:
@@ -141,6 +141,19 @@ def test_a_resumed_run_is_read_as_one_and_steps_after_its_checkpoint_are_lost(tm
     assert [(step["step"], step.get("reward_mean")) for step in run.lost] == [(1, 0.1), (2, None)]
     assert [alarm["message"] for alarm in run.alarms] == ["first", "second"]
     assert run.status == "unfinished"
+
+
+def test_scores_of_versions_that_were_lost_do_not_count() -> None:
+    events = [
+        {"kind": "run", "resumed_at": None},
+        *({"kind": "evaluation", "version": version, "reward_mean": 0.1 * version} for version in (0, 2, 4)),
+        {"kind": "run", "resumed_at": 2},
+        {"kind": "evaluation", "version": 2, "reward_mean": 0.5},
+    ]
+    run = sort_out(events)
+    assert [(score["version"], score["reward_mean"]) for score in run.evaluations] == [(0, 0.0), (2, 0.5)]
+    assert run.evaluation == events[-1]
+    assert sort_out(events[:1]).evaluation is None
 
 
 def test_a_folder_without_a_run_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -92,6 +92,20 @@ def test_what_is_unknown_is_a_dash_without_a_ratio() -> None:
     ]
 
 
+def test_the_held_out_reward_is_told_by_source_where_there_are_several() -> None:
+    runs = [
+        entry("continue", reward_held_out=0.5, reward_held_out_sources={"easy": 1.0, "medium": 0.25}),
+        entry("curriculum", reward_held_out=0.6, reward_held_out_sources={"easy": 1.0, "medium": 0.5}),
+        entry("wait", reward_held_out_sources={"medium": None}),
+    ]
+    texts = [cell.text for cell in cells(runs, "Reward, held-out tasks: medium")]
+    assert texts == ["0.25", "0.50", "–"]
+    assert [cell.best for cell in cells(runs, "Reward, held-out tasks: medium")] == [False, True, False]
+    labels = [row.label for row in comparison(runs)]
+    assert labels[labels.index("Reward, held-out tasks") + 1].endswith(": easy")
+    assert not [row for row in comparison(runs[2:]) if "medium" in row.label]
+
+
 def test_findings_follow_the_numbers() -> None:
     slow = entry("wait", wall_s=100.0, wasted_fraction=0.0, restores_checked=0)
     fast = entry("continue", wall_s=50.0, wasted_fraction=0.25, restores_checked=7)

@@ -8,24 +8,35 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.tally import BINS
 from midstream.hooks.credit.kept import described, keep
+from midstream.local.events import EVENTS_FOLDER, EventWriter
 from midstream.local.report.page import write_report
 from tests.buffers.made import played
 from tests.local.synthetic_events import write_run
+from tests.local.synthetic_history import append, line, source, write_history
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+STRATEGIES = ("wait", "discard", "restart", "continue", "naive", "curriculum")
+PLOTS = 8 + 3
+"""Of all strategies, and of the one with a curriculum."""
 LONG_WORD = "a-value-without-any-space-" * 12
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("run")
-    for strategy in ("wait", "discard", "restart", "continue", "naive"):
+    for strategy in STRATEGIES:
         write_run(run_dir, strategy, steps=16)
         (run_dir / strategy / "config.yaml").write_text(f"seed: 0\nname: {LONG_WORD}\n")
     rollout = played((3, {LONG_WORD: "x" * 900}), (4, {"\x1b\n\udcff": "y" * 9}), (5, {"c": "z" * 3000}))
     kept = [described(rollout, version=5 + index, index=index, step=0) for index in range(3)]
     keep(run_dir / "continue", 0, kept)
+    write_history(run_dir / "curriculum", 16)
+    append(run_dir / "curriculum", line(15, **{LONG_WORD: source(played=1, pass_rates=[1] * BINS)}))
+    with EventWriter(run_dir / "curriculum" / EVENTS_FOLDER) as events:
+        for version in (0, 8, 16):
+            events.write("evaluation", version=version, reward_mean=0.2 + 0.02 * version)
     return write_report(run_dir)
 
 
@@ -87,7 +98,7 @@ def test_each_plot_is_shown_once_with_its_letters_inside(browser: Any, report: P
                 smallest_px: Math.min(...letters.map(text => text.getBoundingClientRect().height)),
             };
         })""")
-    assert len(plots) == 7
+    assert len(plots) == PLOTS
     for plot in plots:
         assert plot["shown"] == 1
         assert plot["drawn"] > 10
@@ -114,12 +125,12 @@ def test_whoever_does_not_see_the_plots_hears_what_they_show(browser: Any, repor
     names = browser.execute_script(
         "return [...document.querySelectorAll('[role=img]')].map(image => image.getAttribute('aria-label'))"
     )
-    assert len(names) == 7 + 3
+    assert len(names) == PLOTS + 3
     assert all(any(digit.isdigit() for digit in name) for name in names)
     headers = browser.execute_script("""
         const results = document.querySelector('table');
         return [...results.querySelectorAll('thead th[scope=col]')].map(cell => cell.innerText.trim())""")
-    assert headers[1:] == ["wait", "discard", "restart", "continue", "naive"]
+    assert headers[1:] == list(STRATEGIES)
 
 
 def test_letters_stand_out_from_the_page_by_day_and_by_night(browser: Any, report: Path) -> None:

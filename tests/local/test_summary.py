@@ -60,6 +60,7 @@ def test_counts_are_summed_and_what_is_left_in_the_buffer_is_wasted() -> None:
         "reward_first": None,
         "reward_last": None,
         "reward_held_out": None,
+        "reward_held_out_sources": {},
         "resumes": 3,
         "restores_checked": 2,
         "restores_bad": 1,
@@ -87,8 +88,15 @@ def test_lags_count_by_rollout_and_by_token() -> None:
 
 
 def test_the_score_on_held_out_tasks_is_the_run_s_last() -> None:
-    scored = {"kind": "evaluation", "start": 5.0, "end": 6.0, "tasks": 8, "failed": 0, "reward_mean": 0.625}
-    assert summarise(sort_out([{"kind": "run", "strategy": "wait"}, scored]))["reward_held_out"] == 0.625
+    sources = {
+        "easy": {"tasks": 4, "failed": 0, "reward_mean": 1.0},
+        "hard": {"tasks": 0, "reward_mean": None},
+    }
+    scored = {"kind": "evaluation", "version": 9, "reward_mean": 0.625, "sources": sources}
+    earlier = {"kind": "evaluation", "version": 0, "reward_mean": 0.25}
+    summary = summarise(sort_out([{"kind": "run", "strategy": "wait"}, earlier, scored]))
+    assert summary["reward_held_out"] == 0.625
+    assert summary["reward_held_out_sources"] == {"easy": 1.0, "hard": None}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ leave its letters too small to read.
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,14 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from midstream.local.report import words
 from midstream.local.report.palette import GRID, INK, MUTED, SURFACE, themed
 
 PX_PER_INCH = 72
 HALF_PX, FULL_PX, NARROW_PX = 500, 960, 350
 ROW_GAP_PX = 10
+LONGEST_LABEL = 24
+"""Letters of a name that is shown in a plot."""
 STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
@@ -95,9 +98,11 @@ def drawn(
     )
 
 
-def stacked_axes(figure: Figure, rows: int, *, sharey: bool = False) -> list[Axes]:
-    """Axes one under the other on a common x axis, with room between them for their titles."""
-    axes = figure.subplots(rows, 1, sharex=True, sharey=sharey, squeeze=False)[:, 0]
+def stacked_axes(
+    figure: Figure, rows: int, *, sharey: bool = False, heights: Sequence[float] | None = None
+) -> list[Axes]:
+    """Axes one under the other on a common x axis, with room between them for their titles; `heights` in any unit."""
+    axes = figure.subplots(rows, 1, sharex=True, sharey=sharey, squeeze=False, height_ratios=heights)[:, 0]
     engine = figure.get_layout_engine()
     if isinstance(engine, ConstrainedLayoutEngine):
         engine.set(h_pad=ROW_GAP_PX / 2 / PX_PER_INCH)
@@ -127,6 +132,14 @@ def direct_labels(axes: Axes, ends: list[tuple[float, str, str]], gap: float) ->
             fontweight="bold",
             annotation_clip=False,
         )
+
+
+def plain(text: str) -> str:
+    """A name that somebody else chose, as a label: matplotlib reads formulas between dollar signs."""
+    text = words.printable(text)
+    if len(text) > LONGEST_LABEL:
+        text = text[: LONGEST_LABEL - 1] + "…"
+    return text.replace("$", r"\$")
 
 
 def _svg(name: str, paint: Paint, narrow: bool, width_px: float, height_px: float) -> str:

@@ -14,6 +14,11 @@ from midstream.local.summary import number
 SMOOTHED_STEPS = 5
 """A line shows the mean over this many steps around each step, fewer at the ends and in short runs."""
 
+READING = (
+    "Each point is the mean reward of the rollouts that one step trained on, each line the moving mean; higher and "
+    "further left is better. Strategies that choose what they train on move it by their choice as well."
+)
+
 Curve = tuple[list[float], list[float], list[float]]
 """x, the reward of each step, and its smoothed line."""
 
@@ -38,6 +43,37 @@ def reward_over_tokens(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plo
         xlabel="model tokens generated, wasted ones included",
         cost=lambda x: f"{words.count(x)} tokens",
     )
+
+
+def held_out_over_tokens(runs: Sequence[RunEvents], marks: dict[str, Mark]) -> Plot | None:
+    """Where policies were scored during the run; what strategies choose to train on moves no point of it."""
+    curves = {run.strategy: held_out_curve(run) for run in runs if len(run.evaluations) > 1}
+    return _reward_plot(
+        "held-out-tokens",
+        "Reward on held-out tasks against generated tokens",
+        curves,
+        marks,
+        xlabel="model tokens generated, wasted ones included",
+        cost=lambda x: f"{words.count(x)} tokens",
+        reading=(
+            "Each point is the mean reward of one policy on tasks that it was not trained on, the same for all "
+            "strategies, each line the moving mean; higher and further left is better."
+        ),
+    )
+
+
+def held_out_curve(run: RunEvents) -> Curve:
+    """The scored policies whose reward is known, against what was generated before them."""
+    cost = {step["step"] + 1: tokens for step, tokens in zip(run.steps, _cumulative_tokens(run), strict=True)}
+    cost[0] = 0.0
+    pairs = [
+        (x, y)
+        for score in run.evaluations
+        if (x := cost.get(int(score.get("version") or 0))) is not None
+        and (y := number(score.get("reward_mean"))) is not None
+    ]
+    ys = [y for _, y in pairs]
+    return [x for x, _ in pairs], ys, smoothed(ys)
 
 
 def curve(run: RunEvents, xs_of: Callable[[RunEvents], list[float | None]]) -> Curve:
@@ -78,6 +114,7 @@ def _reward_plot(
     *,
     xlabel: str,
     cost: Callable[[float], str],
+    reading: str = READING,
 ) -> Plot | None:
     shown = {strategy: curve for strategy, curve in curves.items() if curve[0]}
     if not shown:
@@ -111,17 +148,13 @@ def _reward_plot(
                 if reached is not None:
                     axes.plot([reached], [level], "|", color=INK, markersize=9, markeredgewidth=1.6)
         axes.set_xlabel(xlabel)
-        axes.set_ylabel("mean reward of a step")
+        axes.set_ylabel("mean reward")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         if narrow:
             axes.xaxis.set_major_locator(MaxNLocator(4))
         labels = [(line[-1], strategy, marks[strategy].colour) for strategy, (_, _, line) in shown.items()]
         direct_labels(axes, labels, gap=0.075 * (high - low))
 
-    reading = (
-        "Each point is the mean reward of one step's rollouts, each line its moving mean; "
-        "higher and further left is better."
-    )
     return drawn(name, title, paint, reading=reading, finding=_finding(shown, level, cost), height_px=330)
 
 
@@ -143,8 +176,9 @@ def _rollout_end_s(run: RunEvents) -> list[float | None]:
 
 
 def _cumulative_tokens(run: RunEvents) -> list[float | None]:
-    totals, so_far = [], 0.0
+    totals: list[float | None] = []
+    so_far = 0.0
     for step in run.steps:
         so_far += number(step.get("generated_tokens")) or 0.0
         totals.append(so_far)
-    return list(totals)
+    return totals
