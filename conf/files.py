@@ -10,8 +10,12 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in place of the one that may be there; its folder exists. Raises OSError, and leaves that one."""
-    with _draft(path, content) as draft:
+    """Write a file in place of the one that may be there; its folder exists. For one writer at a time.
+
+    Raises OSError, and leaves the old one.
+    """
+    # The next writer takes the place of what a killed one left.
+    with _draft(path.with_name(f".{path.name}"), content) as draft:
         draft.replace(path)
         _sync_folder(path.parent)
 
@@ -23,7 +27,7 @@ def create_file(path: Path, content: bytes) -> None:
         FileExistsError: it is there.
         OSError: it cannot be written, or the file system has no hard links.
     """
-    with _draft(path, content) as draft:
+    with _draft(path.with_name(f".{path.name}.{secrets.token_hex(6)}"), content) as draft:
         try:
             path.hardlink_to(draft)
         except FileExistsError:
@@ -47,11 +51,10 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 @contextmanager
-def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """The content on disk, under a name of its own beside ``path``; what is left of it goes at the end."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+def _draft(draft: Path, content: bytes) -> Iterator[Path]:
+    """The content on disk under this name; what is left of it goes at the end."""
     try:
-        with draft.open("xb") as file:
+        with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from midstream.envs.durable import replace_file
+from midstream.conf.files import replace_file
 from midstream.envs.store.packs import sync_directory
 from midstream.local.model.shape import CheckpointError
 from midstream.local.trainer import Trainer

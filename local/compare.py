@@ -1,7 +1,6 @@
 """The same job once per strategy, on the same tasks, seeds, server and warm start."""
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from midstream.buffers.journal.errors import JournalError, JournalInUse
 from midstream.buffers.journal.lock import DirectoryLock
 from midstream.conf.compose import write_resolved
 from midstream.conf.errors import ConfigError, Problem
+from midstream.conf.files import replace_file
 from midstream.conf.schema import JobConfig
 from midstream.envs.ownership.claims import temp_prefix
 from midstream.envs.protocol import find_factory
@@ -222,10 +222,5 @@ def _publish(run_dir: Path, runs: Mapping[str, JobConfig]) -> dict[str, Any]:
     if not summaries:
         return {"report": None, "runs": []}
     result = {"report": str(write_report(run_dir)), "runs": summaries}
-    temporary = run_dir / f".{RESULT_FILE}.{os.getpid()}"
-    try:
-        temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-        temporary.replace(run_dir / RESULT_FILE)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(run_dir / RESULT_FILE, f"{json.dumps(result, indent=1, allow_nan=False)}\n".encode())
     return result

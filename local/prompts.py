@@ -6,7 +6,7 @@ import random
 from argparse import Namespace
 from pathlib import Path
 
-from midstream.envs.durable import replace_file
+from midstream.conf.files import replace_file
 from midstream.envs.tasks import load_tasks
 from midstream.local.sample import Sample
 

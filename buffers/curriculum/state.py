@@ -16,8 +16,8 @@ from midstream.buffers.curriculum.drawing import Prompts
 from midstream.buffers.curriculum.prior import Prior
 from midstream.buffers.curriculum.source import Source
 from midstream.buffers.curriculum.tally import BINS, Calibration
+from midstream.conf.files import replace_file
 from midstream.conf.schema.curriculum import CurriculumConfig
-from midstream.envs.durable import replace_file
 
 _FORMAT = 1
 _Taken = TypeVar("_Taken")

@@ -7,7 +7,7 @@ from typing import Any
 
 import zstandard
 
-from midstream.envs.durable import replace_file
+from midstream.conf.files import replace_file
 
 FOLDER = "rollouts"
 _LEVEL = 3

@@ -1,6 +1,5 @@
 """Builds `report.html` of a comparison from its run directory: one file that needs nothing beside it."""
 
-import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from midstream.conf.files import replace_file
 from midstream.hooks.credit.kept import has_kept
 from midstream.local.events import EVENTS_FOLDER, EventsError, RunEvents, read_run
 from midstream.local.report import curriculum, findings, palette, table, words
@@ -47,12 +47,7 @@ def write_report(run_dir: Path, target: Path | None = None) -> Path:
     """
     content = render(read_comparison(run_dir))
     target = target or run_dir / REPORT_NAME
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(target, content.encode())
     return target
 
 
