@@ -18,22 +18,25 @@ from midstream.hooks.slime.settings import (
 
 
 class HostPrompts:
-    """New groups, numbered by the host, whose own prompts these are; where it is enabled the curriculum chooses."""
+    """New groups, numbered by the host, whose own data source of prompts is ``source``.
+
+    Where it is enabled the curriculum chooses.
+    """
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
-        self._prompts = running_host(args).load("prompts", "RolloutDataSource")(args)
+        self.source = running_host(args).load("prompts", "RolloutDataSource")(args)
 
     @property
     def dataset(self) -> Any:
         """The host's dataset; None where it has none."""
-        return self._prompts.dataset
+        return self.source.dataset
 
     def draw(self, count: int) -> list[Group]:
         """So many new groups."""
         curriculum = curriculum_of(self._args)
         if curriculum is None:
-            groups: list[Group] = self._prompts.get_samples(count)
+            groups: list[Group] = self.source.get_samples(count)
             return groups
         return curriculum.take(count, engine_of(self._args).version)
 
@@ -41,11 +44,11 @@ class HostPrompts:
         """Save the host's state under ``args.save``, and what the curriculum knows. Raises OSError."""
         if (curriculum := curriculum_of(self._args)) is not None:
             curriculum.save(rollout_id)
-        self._prompts.save(rollout_id)
+        self.source.save(rollout_id)
 
     def load(self, rollout_id: int | None) -> None:
         """Return to the host's state under ``args.load``."""
-        self._prompts.load(rollout_id)
+        self.source.load(rollout_id)
 
     def begin(self, rollout_id: int | None) -> None:
         """Let the curriculum begin, anew or from a checkpoint, once the host's prompts are in their order.
@@ -56,7 +59,7 @@ class HostPrompts:
         """
         layer = layer_of(self._args)
         if layer.curriculum.enabled:
-            curriculum = SlimeCurriculum(self._args, layer, self._prompts)
+            curriculum = SlimeCurriculum(self._args, layer, self.source)
             if rollout_id is not None:
                 curriculum.load(rollout_id)
             keep_curriculum(self._args, curriculum)

@@ -158,7 +158,7 @@ def _waiting(manager: Any) -> dict[str, Any]:
         "groups": source.get_buffer_length(),
         "rollouts": [rollout.to_json() for rollout in source.waiting()],
         "samples": [_fields(sample.to_dict()) for group in source.waiting_groups for sample in group],
-        "given_out": source._prompts.sample_group_index,
+        "given_out": source._prompts.source.sample_group_index,
     }
 
 
