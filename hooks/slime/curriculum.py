@@ -72,7 +72,16 @@ class SlimeCurriculum:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
         self.curriculum.configure(config)
-        return decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        return None if decide is None else self._unless_equal_are_kept(decide)
+
+    def _unless_equal_are_kept(self, decide: Decide) -> Decide:
+        # What was given up is dropped whatever gives way: a step of such groups alone would never end.
+        def gives_up(prompt_key: str, rewards: Sequence[float], size: int, version: int | None) -> bool:
+            keeps = self.curriculum.filter.keeps_equal(self.curriculum.config)
+            return not keeps and decide(prompt_key, rewards, size, version)
+
+        return gives_up
 
     def advance(self, version: int | None) -> None:
         """The policy has come to this version, as far as that is known."""

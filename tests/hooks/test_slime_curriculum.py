@@ -14,7 +14,8 @@ from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.rewards import post_process
-from midstream.hooks.slime.settings import curriculum_of, engine_of
+from midstream.hooks.slime.sample import task_of
+from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.jobs import end
@@ -307,6 +308,23 @@ def test_a_step_ends_though_nothing_informs(
     # Four for each of the two groups of a step, twice.
     assert verdicts == [False] * 16 + [True] * 2
     assert "kept until the step ends" in caplog.text
+
+
+def test_no_group_is_given_up_once_equal_rewards_are_kept(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"early_stop": {"min_informative": 0.5, "min_finished": 2}})
+    source = DataSource(args)
+    [group] = source.get_samples(1)
+    decide = siblings_of(args).decide
+    assert decide is not None
+    alike = (task_of(group[0]).key, [1.0] * 3, MEMBERS, None)
+    assert decide(*alike)
+    # Four for each of the two groups of a step, twice: what was given up is dropped even then.
+    for _ in range(16):
+        informative(args, finished(source.get_samples(1)[0], *[1.0] * MEMBERS))
+    assert not decide(*alike)
+    log_rollout(0, args, [], {}, 1.0)
+    assert decide(*alike), "the next step is strict again"
+    source.close()
 
 
 def test_the_policys_version_ages_what_is_known(tmp_path: Path) -> None:
