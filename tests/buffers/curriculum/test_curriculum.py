@@ -78,9 +78,10 @@ def test_weights_share_the_groups_among_sources() -> None:
     assert shares == pytest.approx({"web": 200, "code": 80, "math": 20}, abs=40)
 
 
-def test_a_source_with_nothing_to_offer_leaves_its_turn() -> None:
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_a_source_with_nothing_to_offer_leaves_its_turn(weight: float) -> None:
     of = prompts(20, [0] * 10 + [1] * 10, ["solved", "open"])
-    one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
+    one = curriculum(of, config(sampler={"weights": {"solved": weight, "open": 1.0}}, gate={"explore": 0.0}))
     know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=3)
     assert all(position >= 10 for position in one.take(40))
     assert sum(tally.relaxed for tally in one.end_step().values()) == 0
