@@ -36,6 +36,19 @@ def test_what_has_become_informative_is_found_again() -> None:
     assert tally.explored == 20
 
 
+@pytest.mark.parametrize(("by", "candidates"), [("uniform", 1), ("information", 8)])
+def test_the_floor_of_exploration_holds_where_few_prompts_are_passed_over(by: str, candidates: int) -> None:
+    of = prompts(400)
+    one = curriculum(
+        of,
+        config(gate={"explore": 0.02, "max_passes": 10**6}, sampler={"by": by, "candidates": candidates}),
+    )
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(400)}, groups=20)
+    one.take(1_000)
+    [tally] = one.end_step().values()
+    assert tally.explored == pytest.approx(20, abs=4)
+
+
 def test_an_exploration_of_none_is_none_and_the_gate_opens_before_a_run_ends() -> None:
     of = prompts(6)
     one = curriculum(of, config(gate={"explore": 0.0, "max_passes": 10_000}))
