@@ -164,9 +164,12 @@ class SlimeCurriculum:
 
     def save(self, rollout_id: int) -> None:
         """Keep a checkpoint beside the newest of the journal's. Raises OSError."""
-        save(self.curriculum, self._checkpoint(rollout_id))
-        kept = sorted(path for path in self._folder.glob("checkpoint-*.npz"))
-        for path in kept[: -self._layer.journal.keep_checkpoints]:
+        newest = self._checkpoint(rollout_id)
+        save(self.curriculum, newest)
+        found = sorted(self._folder.glob("checkpoint-*.npz"))
+        # Later ones are of what was to come before the job went back.
+        kept = [path for path in found if path <= newest][-self._layer.journal.keep_checkpoints :]
+        for path in set(found) - set(kept):
             path.unlink(missing_ok=True)
 
     def load(self, rollout_id: int) -> None:

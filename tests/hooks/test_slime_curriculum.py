@@ -230,6 +230,19 @@ def test_old_checkpoints_go_with_the_journals(tmp_path: Path, source: DataSource
     assert kept == [f"checkpoint-{number:09d}.npz" for number in (2, 3, 4)]
 
 
+def test_checkpoints_that_a_job_has_gone_back_behind_take_no_place(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    source = DataSource(args)
+    for number in (10, 20, 30):
+        source.save(number)
+    source.load(10)
+    for number in (12, 14):
+        source.save(number)
+    kept = sorted(path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*"))
+    assert kept == [f"checkpoint-{number:09d}.npz" for number in (10, 12, 14)]
+    source.close()
+
+
 def test_the_history_has_a_line_for_each_step(tmp_path: Path, source: DataSource) -> None:
     args = job_args(tmp_path)
     for number in range(3):
