@@ -240,6 +240,21 @@ def test_a_dataset_that_changed_keeps_what_is_known_of_the_prompts_that_stayed(t
     assert other.chance(12) == other.chance(13)
 
 
+def test_a_prompt_whose_source_is_another_one_is_new(tmp_path: Path) -> None:
+    of = prompts(6, [0, 0, 0, 1, 1, 1], ["a", "b"])
+    one = curriculum(of)
+    # Source a has a clock that is far ahead of that of a source which begins.
+    for version in range(300):
+        one.advance(version)
+    know(one, of, {1: 8, 4: 8})
+    save(one, tmp_path / "state.npz")
+    renamed = prompts(6, [0, 0, 0, 1, 1, 1], ["c", "b"])
+    other = curriculum(renamed)
+    assert restore(other, tmp_path / "state.npz") == 3
+    assert other.belief(int(of.digests[1])) == curriculum(renamed).belief(int(of.digests[1]))
+    assert other.belief(int(of.digests[4])) == one.belief(int(of.digests[4]))
+
+
 @pytest.mark.parametrize("cut", [0, 10, 300, -1])
 def test_a_damaged_state_is_told_and_changes_nothing(tmp_path: Path, cut: int) -> None:
     of, path = prompts(5), tmp_path / "state.npz"
