@@ -13,6 +13,7 @@ from midstream.buffers.curriculum.state import StateError
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
+from midstream.hooks.slime.prompts import HostPrompts
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import task_of
 from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
@@ -205,6 +206,18 @@ def test_switched_on_in_the_middle_of_a_run_it_begins_anew_and_says_so(
     assert "begins anew" in caplog.text
     assert [group[0].group_index for group in source.get_samples(4)] == [0, 1, 2, 3]
     source.close()
+
+
+@pytest.mark.parametrize(("rollout_id", "warns"), [(-1, False), (None, False), (3, True)])
+def test_a_first_start_warns_of_no_missing_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rollout_id: int | None, warns: bool
+) -> None:
+    args = job_args(tmp_path)
+    prompts = HostPrompts(args)
+    prompts.begin(rollout_id)  # slime says -1 at the first start of a job with --load
+    assert curriculum_of(args) is not None
+    assert ("begins anew" in caplog.text) == warns
+    prompts.close()
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
