@@ -25,6 +25,8 @@ from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of,
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
+# Groups that were learnt from, by their keys; hosts may train on them some steps later.
+_REMEMBERED = 65_536
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
@@ -45,7 +47,7 @@ class SlimeCurriculum:
         self._args, self._layer, self._prompts = args, layer, prompts
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
-        self._seen: set[str] = set()
+        self._seen: dict[str, None] = {}
         self._unknown = 0
         self._state_due = 0.0
         self.curriculum = Curriculum(
@@ -94,7 +96,9 @@ class SlimeCurriculum:
         key = key_of(members[0])
         if key in self._seen:
             return
-        self._seen.add(key)
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
         stopped = [sample for sample in members if was_stopped(sample)]
         ended = [sample for sample in members if not sample.remove_sample]
         outcome = Outcome(
@@ -111,6 +115,14 @@ class SlimeCurriculum:
                 key,
             )
         self._unknown += not known
+
+    def observe_trained(self, samples: Group) -> None:
+        """Learn from the groups of a batch that no filter has seen, as slime's fully-async function calls none."""
+        groups: dict[str, Group] = {}
+        for sample in samples_of(samples):
+            groups.setdefault(key_of(sample), []).append(sample)
+        for group in groups.values():
+            self.observe(group)
 
     def judge(self, group: Group) -> Verdict:
         """Whether a group is trained on."""
@@ -135,7 +147,6 @@ class SlimeCurriculum:
 
     def end_step(self, step: int) -> dict[str, float]:
         """The metrics of the step; what is known of the prompts is kept in the run directory."""
-        self._seen.clear()
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
         tallies = self.curriculum.end_step()
         begun = time.monotonic()

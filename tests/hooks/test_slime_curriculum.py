@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.book import digest_of
 from midstream.buffers.curriculum.state import StateError
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
@@ -126,6 +127,27 @@ def test_a_group_is_learnt_from_once_whichever_hook_sees_it(tmp_path: Path, sour
     assert found is not None
     tallies = found.curriculum.end_step()
     assert sum(tally.ended for tally in tallies.values()) == 1
+
+
+def test_where_no_filter_is_called_what_is_trained_on_is_learnt_from(
+    tmp_path: Path, source: DataSource
+) -> None:
+    args = job_args(tmp_path)
+    seen, unseen, *_ = groups = source.get_samples(4)
+    found = curriculum_of(args)
+    assert found is not None
+    informative(args, solve(seen))
+    for group in groups[1:]:
+        solve(group)
+    metrics: dict[str, Any] = {}
+    log_rollout(0, args, [sample for group in groups for sample in group], metrics, 1.0)
+    assert metrics["curriculum/easy/played"] + metrics["curriculum/hard/played"] == 4
+    book = found.curriculum.book
+    assert book.successes.sum() + book.failures.sum() == 4 * MEMBERS
+    # A host may keep a group, and hand it to training in a later step.
+    before = found.curriculum.belief(digest_of(task_of(unseen[0]).key))
+    informative(args, unseen)
+    assert found.curriculum.belief(digest_of(task_of(unseen[0]).key)) == before
 
 
 def test_with_a_filter_of_the_users_own_all_groups_are_learnt_from(tmp_path: Path) -> None:
