@@ -63,6 +63,8 @@ def score(belief: Belief, cost: Cost, sampler: SamplerConfig) -> float:
 # Of what groups fell short of, the weight of the newest; half of the groups may explore, and a shortfall that chance
 # alone makes calls for none.
 _NEWEST, _MOST, _BY_CHANCE, _SLOPE = 1 / 6, 0.5, 0.2, 2.0
+# Groups that are owed while the gate passes over nothing; more are not saved up.
+_OWED = 2.0
 
 
 @dataclass
@@ -81,14 +83,16 @@ class Exploration:
         self.shortfall = 0.0
 
     def is_due(self, floor: float) -> bool:
-        """Whether the next group explores; `floor` is the least share of groups that do."""
-        self.credit += (
-            min(_MOST, floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE))) if floor > 0 else 0.0
-        )
-        if self.credit < 1:
+        """Whether the next group explores if it can; `floor` is the least share of groups that do."""
+        if floor == 0:
             return False
+        share = min(_MOST, floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE)))
+        self.credit = min(self.credit, _OWED) + share
+        return self.credit >= 1
+
+    def note_explored(self) -> None:
+        """A group that was due went to a prompt that the gate passes over."""
         self.credit -= 1
-        return True
 
 
 @dataclass

@@ -72,11 +72,12 @@ class Drawing:
     def next(self, config: CurriculumConfig) -> int:
         """The position of the prompt that is played next."""
         explores = self.exploration.is_due(config.gate.explore)
-        weights = self._weights(config)
         for relaxed, gate in enumerate(_relaxing(config.gate)):
-            # A source that has nothing to offer leaves its turn to the others.
-            for _ in weights:
+            weights = dict(self._weights(config))
+            while weights:
                 name = self.turns.next(weights)
+                # A source that has nothing to offer leaves its turn to the others.
+                del weights[name]
                 position = self._search(self.walks[name], gate, config, explores=explores)
                 if position is not None:
                     self._tally(self.row_of(position)).relaxed += relaxed > 0
@@ -116,6 +117,8 @@ class Drawing:
             )
             if is_due or (explores and not passes):
                 self._tally(row).explored += not passes
+                if explores and not passes:
+                    self.exploration.note_explored()
                 return self._played(position, window)
             if not passes:
                 self._pass_over(row)

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,8 +55,8 @@ def save(curriculum: Curriculum, path: Path) -> None:
 def restore(curriculum: Curriculum, path: Path) -> int:
     """Go on from what was saved; returns of how many prompts something was known.
 
-    Prompts and sources that were not there then are new, and those that are there no more are forgotten. A walk whose
-    prompts are others than then begins its round anew.
+    Prompts and sources that were not there then are new, as is a prompt of another source than then, and those that
+    are there no more are forgotten. A walk whose prompts are others than then begins its round anew.
 
     Raises:
         StateError: the file cannot be read, or is none of these; the curriculum is as it was.
@@ -110,7 +110,7 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
     exploration = Exploration(**rest["exploration"])
     random = np.random.default_rng()
     random.bit_generator.state = rest["random"]
-    known = curriculum.book.adopt(columns)
+    known = curriculum.book.adopt(_of_the_same_source(curriculum, columns, [*map(str, rest["names"])]))
     curriculum.sources.update({name: sources[name] for name in curriculum.names if name in sources})
     curriculum.calibrations.update(
         {name: calibrations[name] for name in curriculum.names if name in calibrations}
@@ -122,6 +122,18 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
     drawing.turns.given = given
     drawing.exploration, drawing.random = exploration, random
     return known
+
+
+def _of_the_same_source(
+    curriculum: Curriculum, columns: dict[str, NDArray[Any]], names: Sequence[str]
+) -> dict[str, NDArray[Any]]:
+    """Without prompts whose source is another one now: each source has a clock of its own."""
+    book, digests = curriculum.book, columns["digests"]
+    rows = np.searchsorted(book.digests, digests).clip(max=len(book) - 1)
+    now = {name: number for number, name in enumerate(curriculum.names)}
+    then = np.array([now.get(name, -1) for name in names], np.int32)[columns["source"]]
+    stays = (book.digests[rows] != digests) | (curriculum.source_of_row[rows] == then)
+    return {name: column[stays] for name, column in columns.items()}
 
 
 def _source(value: dict[str, Any]) -> Source:

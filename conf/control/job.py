@@ -99,7 +99,9 @@ class Control:
         """Files that may say something new, newest first; those that are not named after a version at the end."""
         try:
             with os.scandir(self._folder) as entries:
-                found = {entry.name for entry in entries if entry.name.endswith(".json")} - self._past
+                names = {entry.name for entry in entries if entry.name.endswith(".json")}
+                # A writer that was killed leaves its draft.
+                found = {name for name in names if not name.startswith(".")} - self._past
         except FileNotFoundError:
             return []
         except OSError as error:

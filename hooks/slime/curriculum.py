@@ -25,6 +25,8 @@ from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of,
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
+# Groups that were learnt from, by their keys; hosts may train on them some steps later.
+_REMEMBERED = 65_536
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
@@ -45,7 +47,7 @@ class SlimeCurriculum:
         self._args, self._layer, self._prompts = args, layer, prompts
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
-        self._seen: set[str] = set()
+        self._seen: dict[str, None] = {}
         self._unknown = 0
         self._state_due = 0.0
         self.curriculum = Curriculum(
@@ -72,7 +74,16 @@ class SlimeCurriculum:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
         self.curriculum.configure(config)
-        return decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        return None if decide is None else self._unless_equal_are_kept(decide)
+
+    def _unless_equal_are_kept(self, decide: Decide) -> Decide:
+        # What was given up is dropped whatever gives way: a step of such groups alone would never end.
+        def gives_up(prompt_key: str, rewards: Sequence[float], size: int, version: int | None) -> bool:
+            keeps = self.curriculum.filter.keeps_equal(self.curriculum.config)
+            return not keeps and decide(prompt_key, rewards, size, version)
+
+        return gives_up
 
     def advance(self, version: int | None) -> None:
         """The policy has come to this version, as far as that is known."""
@@ -85,7 +96,9 @@ class SlimeCurriculum:
         key = key_of(members[0])
         if key in self._seen:
             return
-        self._seen.add(key)
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
         stopped = [sample for sample in members if was_stopped(sample)]
         ended = [sample for sample in members if not sample.remove_sample]
         outcome = Outcome(
@@ -102,6 +115,14 @@ class SlimeCurriculum:
                 key,
             )
         self._unknown += not known
+
+    def observe_trained(self, samples: Group) -> None:
+        """Learn from the groups of a batch that no filter has seen, as slime's fully-async function calls none."""
+        groups: dict[str, Group] = {}
+        for sample in samples_of(samples):
+            groups.setdefault(key_of(sample), []).append(sample)
+        for group in groups.values():
+            self.observe(group)
 
     def judge(self, group: Group) -> Verdict:
         """Whether a group is trained on."""
@@ -126,7 +147,6 @@ class SlimeCurriculum:
 
     def end_step(self, step: int) -> dict[str, float]:
         """The metrics of the step; what is known of the prompts is kept in the run directory."""
-        self._seen.clear()
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
         tallies = self.curriculum.end_step()
         begun = time.monotonic()
@@ -155,9 +175,12 @@ class SlimeCurriculum:
 
     def save(self, rollout_id: int) -> None:
         """Keep a checkpoint beside the newest of the journal's. Raises OSError."""
-        save(self.curriculum, self._checkpoint(rollout_id))
-        kept = sorted(path for path in self._folder.glob("checkpoint-*.npz"))
-        for path in kept[: -self._layer.journal.keep_checkpoints]:
+        newest = self._checkpoint(rollout_id)
+        save(self.curriculum, newest)
+        found = sorted(self._folder.glob("checkpoint-*.npz"))
+        # Later ones are of what was to come before the job went back.
+        kept = [path for path in found if path <= newest][-self._layer.journal.keep_checkpoints :]
+        for path in set(found) - set(kept):
             path.unlink(missing_ok=True)
 
     def load(self, rollout_id: int) -> None:

@@ -64,19 +64,21 @@ class DataSource:
         _check_flags(args, policy)
         check_credit(args)
         self.counters = tally_of(args)
+        select = self._select()
+        # First, for steering writes this job's configuration down: not over that of another, whose run it is.
+        self._ledger = open_ledger(args)
         self._buffer: Waiting[Group] = Waiting(
             policy,
             steering_of(args).layer().bounds,
             members=self._members,
             begun=has_begun,
-            select=self._select(),
+            select=select,
             tally=self.counters,
             abandon=self._abandon,
             dropped=self._note_dropped,
             share=lambda snapshots: holds_of(args).share(snapshots),
             expect=lambda group, decide: measurements_of(args).expect(args, group, decide),
         )
-        self._ledger = open_ledger(args)
         keep_ledger(args, self._ledger)
         self._has_begun = False
         self._undelivered: list[Group] = []  # prompts that the host has counted, and nobody got

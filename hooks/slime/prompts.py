@@ -60,7 +60,8 @@ class HostPrompts:
         layer = layer_of(self._args)
         if layer.curriculum.enabled:
             curriculum = SlimeCurriculum(self._args, layer, self.source)
-            if rollout_id is not None:
+            # Hosts ask for -1 where there is nothing to load yet.
+            if rollout_id is not None and rollout_id >= 0:
                 curriculum.load(rollout_id)
             keep_curriculum(self._args, curriculum)
             self.configure(steering_of(self._args).layer())

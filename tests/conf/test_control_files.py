@@ -58,6 +58,11 @@ def test_what_cannot_be_used_changes_nothing_and_is_said_once(run: Path, control
     assert control.read().alarms == ()
 
 
+def test_a_draft_that_a_killed_job_has_left_is_no_change(run: Path, control: Control) -> None:
+    (run / "control" / ".acknowledged.json").write_bytes(b'{"version": ')
+    assert control.read().alarms == () and control.refusals == 0
+
+
 def test_a_file_that_is_mended_is_taken_up(run: Path, control: Control) -> None:
     change = proposed(run, "bounds.token=8")
     path = write(run, 1, change.encoded()[:-9])

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.book import digest_of
 from midstream.buffers.curriculum.state import StateError
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
+from midstream.hooks.slime.prompts import HostPrompts
 from midstream.hooks.slime.rewards import post_process
-from midstream.hooks.slime.settings import curriculum_of, engine_of
+from midstream.hooks.slime.sample import task_of
+from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.jobs import end
@@ -126,6 +129,27 @@ def test_a_group_is_learnt_from_once_whichever_hook_sees_it(tmp_path: Path, sour
     assert sum(tally.ended for tally in tallies.values()) == 1
 
 
+def test_where_no_filter_is_called_what_is_trained_on_is_learnt_from(
+    tmp_path: Path, source: DataSource
+) -> None:
+    args = job_args(tmp_path)
+    seen, unseen, *_ = groups = source.get_samples(4)
+    found = curriculum_of(args)
+    assert found is not None
+    informative(args, solve(seen))
+    for group in groups[1:]:
+        solve(group)
+    metrics: dict[str, Any] = {}
+    log_rollout(0, args, [sample for group in groups for sample in group], metrics, 1.0)
+    assert metrics["curriculum/easy/played"] + metrics["curriculum/hard/played"] == 4
+    book = found.curriculum.book
+    assert book.successes.sum() + book.failures.sum() == 4 * MEMBERS
+    # A host may keep a group, and hand it to training in a later step.
+    before = found.curriculum.belief(digest_of(task_of(unseen[0]).key))
+    informative(args, unseen)
+    assert found.curriculum.belief(digest_of(task_of(unseen[0]).key)) == before
+
+
 def test_with_a_filter_of_the_users_own_all_groups_are_learnt_from(tmp_path: Path) -> None:
     args = job_args(tmp_path, dynamic_sampling_filter_path="some.filter")
     source = DataSource(args)
@@ -206,6 +230,18 @@ def test_switched_on_in_the_middle_of_a_run_it_begins_anew_and_says_so(
     source.close()
 
 
+@pytest.mark.parametrize(("rollout_id", "warns"), [(-1, False), (None, False), (3, True)])
+def test_a_first_start_warns_of_no_missing_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rollout_id: int | None, warns: bool
+) -> None:
+    args = job_args(tmp_path)
+    prompts = HostPrompts(args)
+    prompts.begin(rollout_id)  # slime says -1 at the first start of a job with --load
+    assert curriculum_of(args) is not None
+    assert ("begins anew" in caplog.text) == warns
+    prompts.close()
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     args = job_args(tmp_path)
     source = DataSource(args)
@@ -227,6 +263,19 @@ def test_old_checkpoints_go_with_the_journals(tmp_path: Path, source: DataSource
         source.save(number)
     kept = sorted(path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*"))
     assert kept == [f"checkpoint-{number:09d}.npz" for number in (2, 3, 4)]
+
+
+def test_checkpoints_that_a_job_has_gone_back_behind_take_no_place(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    source = DataSource(args)
+    for number in (10, 20, 30):
+        source.save(number)
+    source.load(10)
+    for number in (12, 14):
+        source.save(number)
+    kept = sorted(path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*"))
+    assert kept == [f"checkpoint-{number:09d}.npz" for number in (10, 12, 14)]
+    source.close()
 
 
 def test_the_history_has_a_line_for_each_step(tmp_path: Path, source: DataSource) -> None:
@@ -307,6 +356,23 @@ def test_a_step_ends_though_nothing_informs(
     # Four for each of the two groups of a step, twice.
     assert verdicts == [False] * 16 + [True] * 2
     assert "kept until the step ends" in caplog.text
+
+
+def test_no_group_is_given_up_once_equal_rewards_are_kept(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"early_stop": {"min_informative": 0.5, "min_finished": 2}})
+    source = DataSource(args)
+    [group] = source.get_samples(1)
+    decide = siblings_of(args).decide
+    assert decide is not None
+    alike = (task_of(group[0]).key, [1.0] * 3, MEMBERS, None)
+    assert decide(*alike)
+    # Four for each of the two groups of a step, twice: what was given up is dropped even then.
+    for _ in range(16):
+        informative(args, finished(source.get_samples(1)[0], *[1.0] * MEMBERS))
+    assert not decide(*alike)
+    log_rollout(0, args, [], {}, 1.0)
+    assert decide(*alike), "the next step is strict again"
+    source.close()
 
 
 def test_the_policys_version_ages_what_is_known(tmp_path: Path) -> None:

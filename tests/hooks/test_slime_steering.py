@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from midstream.buffers.journal.errors import JournalInUse
 from midstream.conf.control.acknowledged import acknowledgement_in
+from midstream.conf.control.tuning import chain_of
 from midstream.conf.schema import LayerConfig
+from midstream.hooks.slime import restart
+from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.settings import layer_of, steering_of
 from midstream.hooks.slime.steering import Steering
 from tests.conf.tuned import tuned, write
@@ -87,3 +91,14 @@ def test_a_disk_that_refuses_stops_no_job(
         steering.poll(step)
     assert steering.layer() == layer_of(args)
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 3
+
+
+def test_a_second_job_that_is_refused_leaves_the_configuration_of_the_first(
+    args: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "_PATIENCE_S", 0.2)
+    first = DataSource(args)
+    with pytest.raises(JournalInUse):
+        DataSource(number_args(tmp_path, {"bounds": {"token": 8}}))
+    assert chain_of(tmp_path).base.bounds.token == 9, "who tunes would be told that 8 is in force already"
+    first.close()

@@ -36,6 +36,19 @@ def test_what_has_become_informative_is_found_again() -> None:
     assert tally.explored == 20
 
 
+@pytest.mark.parametrize(("by", "candidates"), [("uniform", 1), ("information", 8)])
+def test_the_floor_of_exploration_holds_where_few_prompts_are_passed_over(by: str, candidates: int) -> None:
+    of = prompts(400)
+    one = curriculum(
+        of,
+        config(gate={"explore": 0.02, "max_passes": 10**6}, sampler={"by": by, "candidates": candidates}),
+    )
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(400)}, groups=20)
+    one.take(1_000)
+    [tally] = one.end_step().values()
+    assert tally.explored == pytest.approx(20, abs=4)
+
+
 def test_an_exploration_of_none_is_none_and_the_gate_opens_before_a_run_ends() -> None:
     of = prompts(6)
     one = curriculum(of, config(gate={"explore": 0.0, "max_passes": 10_000}))
@@ -78,9 +91,10 @@ def test_weights_share_the_groups_among_sources() -> None:
     assert shares == pytest.approx({"web": 200, "code": 80, "math": 20}, abs=40)
 
 
-def test_a_source_with_nothing_to_offer_leaves_its_turn() -> None:
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_a_source_with_nothing_to_offer_leaves_its_turn(weight: float) -> None:
     of = prompts(20, [0] * 10 + [1] * 10, ["solved", "open"])
-    one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
+    one = curriculum(of, config(sampler={"weights": {"solved": weight, "open": 1.0}}, gate={"explore": 0.0}))
     know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=3)
     assert all(position >= 10 for position in one.take(40))
     assert sum(tally.relaxed for tally in one.end_step().values()) == 0
@@ -224,6 +238,21 @@ def test_a_dataset_that_changed_keeps_what_is_known_of_the_prompts_that_stayed(t
     assert restore(other, tmp_path / "state.npz") == 10
     assert other.belief(int(of.digests[2])) == one.belief(int(of.digests[2]))
     assert other.chance(12) == other.chance(13)
+
+
+def test_a_prompt_whose_source_is_another_one_is_new(tmp_path: Path) -> None:
+    of = prompts(6, [0, 0, 0, 1, 1, 1], ["a", "b"])
+    one = curriculum(of)
+    # Source a has a clock that is far ahead of that of a source which begins.
+    for version in range(300):
+        one.advance(version)
+    know(one, of, {1: 8, 4: 8})
+    save(one, tmp_path / "state.npz")
+    renamed = prompts(6, [0, 0, 0, 1, 1, 1], ["c", "b"])
+    other = curriculum(renamed)
+    assert restore(other, tmp_path / "state.npz") == 3
+    assert other.belief(int(of.digests[1])) == curriculum(renamed).belief(int(of.digests[1]))
+    assert other.belief(int(of.digests[4])) == one.belief(int(of.digests[4]))
 
 
 @pytest.mark.parametrize("cut", [0, 10, 300, -1])
