@@ -72,11 +72,9 @@ class Drawing:
     def next(self, config: CurriculumConfig) -> int:
         """The position of the prompt that is played next."""
         explores = self.exploration.is_due(config.gate.explore)
-        weights = self._weights(config)
+        asked = self.turns.order(self._weights(config))
         for relaxed, gate in enumerate(_relaxing(config.gate)):
-            # A source that has nothing to offer leaves its turn to the others.
-            for _ in weights:
-                name = self.turns.next(weights)
+            for name in asked:
                 position = self._search(self.walks[name], gate, config, explores=explores)
                 if position is not None:
                     self._tally(self.row_of(position)).relaxed += relaxed > 0

@@ -78,12 +78,22 @@ def test_weights_share_the_groups_among_sources() -> None:
     assert shares == pytest.approx({"web": 200, "code": 80, "math": 20}, abs=40)
 
 
-def test_a_source_with_nothing_to_offer_leaves_its_turn() -> None:
+@pytest.mark.parametrize("weight", [1.0, 100.0])
+def test_a_source_with_nothing_to_offer_leaves_its_turn(weight: float) -> None:
     of = prompts(20, [0] * 10 + [1] * 10, ["solved", "open"])
-    one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
+    one = curriculum(of, config(sampler={"weights": {"solved": weight, "open": 1.0}}, gate={"explore": 0.0}))
     know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=3)
     assert all(position >= 10 for position in one.take(40))
     assert sum(tally.relaxed for tally in one.end_step().values()) == 0
+
+
+def test_a_turn_that_was_left_is_no_debt() -> None:
+    of = prompts(40, [0] * 20 + [1] * 20, ["solved", "open"])
+    one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(40)}, groups=3)
+    assert all(position >= 20 for position in one.take(40))
+    one.configure(one.config.model_copy(update={"gate": config(gate={"min_informative": 0.0}).gate}))
+    assert Counter(of.names[of.sources[position]] for position in one.take(20)) == {"solved": 10, "open": 10}
 
 
 def test_weights_of_sources_that_are_not_there_stop_nothing() -> None:
