@@ -63,6 +63,8 @@ def score(belief: Belief, cost: Cost, sampler: SamplerConfig) -> float:
 # Of what groups fell short of, the weight of the newest; half of the groups may explore, and a shortfall that chance
 # alone makes calls for none.
 _NEWEST, _MOST, _BY_CHANCE, _SLOPE = 1 / 6, 0.5, 0.2, 2.0
+# Where nothing was passed over for a while, no more groups than this make up for it.
+_MOST_DUE = 4.0
 
 
 @dataclass
@@ -81,14 +83,15 @@ class Exploration:
         self.shortfall = 0.0
 
     def is_due(self, floor: float) -> bool:
-        """Whether the next group explores; `floor` is the least share of groups that do."""
-        self.credit += (
-            min(_MOST, floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE))) if floor > 0 else 0.0
-        )
-        if self.credit < 1:
-            return False
+        """Whether the next group is to explore; `floor` is the least share of groups that do."""
+        if floor > 0:
+            wanted = floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE))
+            self.credit = min(self.credit, _MOST_DUE) + max(floor, min(_MOST, wanted))
+        return floor > 0 and self.credit >= 1
+
+    def explored(self) -> None:
+        """A group that was due has gone to such a prompt; until one does, it stays due."""
         self.credit -= 1
-        return True
 
 
 @dataclass

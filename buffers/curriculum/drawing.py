@@ -114,6 +114,8 @@ class Drawing:
             )
             if is_due or (explores and not passes):
                 self._tally(row).explored += not passes
+                if explores and not passes:
+                    self.exploration.explored()
                 return self._played(position, window)
             if not passes:
                 self._pass_over(row)

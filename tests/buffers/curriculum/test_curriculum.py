@@ -36,6 +36,22 @@ def test_what_has_become_informative_is_found_again() -> None:
     assert tally.explored == 20
 
 
+@pytest.mark.parametrize("by", ["uniform", "information"])
+def test_what_is_rarely_passed_over_has_its_share_of_exploration_too(by: str) -> None:
+    of = prompts(100)
+    one = curriculum(of, config(sampler={"by": by}, gate={"explore": 0.05, "max_passes": 10_000}))
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(100)}, groups=20)
+    assert sum(position < 20 for position in one.take(400)) == pytest.approx(20, abs=1)
+
+
+def test_exploration_makes_up_for_little_of_what_could_not_be_explored() -> None:
+    of = prompts(20)
+    one = curriculum(of, config(gate={"explore": 0.1}))
+    one.take(400)
+    know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=20)
+    assert sum(position < 10 for position in one.take(20)) <= 6
+
+
 def test_an_exploration_of_none_is_none_and_the_gate_opens_before_a_run_ends() -> None:
     of = prompts(6)
     one = curriculum(of, config(gate={"explore": 0.0, "max_passes": 10_000}))
