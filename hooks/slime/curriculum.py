@@ -22,6 +22,7 @@ from midstream.conf.schema.curriculum import EarlyStopConfig
 from midstream.hooks.slime.groups import key_of
 from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of, was_stopped
 
+MOST_SOURCES = 1_000
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
@@ -38,10 +39,16 @@ class SlimeCurriculum:
         """`prompts` are the host's own, whose dataset has been loaded and shuffled by now.
 
         Raises:
-            ValueError: the host has no dataset whose prompts could be chosen, or its flags leave out a hook.
+            ValueError: the host has no dataset whose prompts could be chosen, its flags leave out a hook, its groups
+                have one member, or its prompts have too many sources.
         """
         assert layer.run_dir is not None  # every host's job has one
         _check_flags(args, layer.curriculum)
+        if args.n_samples_per_prompt < 2:
+            raise ValueError(
+                f"midstream.curriculum.enabled with --n-samples-per-prompt {args.n_samples_per_prompt}: rewards of a "
+                "group never differ then, and all groups would be dropped; use 2 or more"
+            )
         self._args, self._layer, self._prompts = args, layer, prompts
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
@@ -212,12 +219,19 @@ def _prompts_of(prompts: Any, source_key: str) -> Prompts:
             "midstream.curriculum.enabled needs prompts, and the dataset is empty: see --prompt-data"
         )
     names: dict[str, int] = {}
-    sources = [
-        names.setdefault(str((sample.metadata or {}).get(source_key, _DEFAULT_SOURCE)), len(names))
-        for sample in samples
-    ]
+    sources = [names.setdefault(_source_of(sample, source_key), len(names)) for sample in samples]
+    if len(names) > MOST_SOURCES:
+        raise ValueError(
+            f"midstream.curriculum.source_key={source_key} names {len(names):,} sources, and each needs metrics and "
+            f"groups of its own: use at most {MOST_SOURCES:,}, or a key that prompts share"
+        )
     digests = np.fromiter((_digest(sample) for sample in samples), np.uint64, len(samples))
     return Prompts(digests, np.array(sources, np.int32), list(names))
+
+
+def _source_of(sample: Any, source_key: str) -> str:
+    named = (sample.metadata or {}).get(source_key)
+    return _DEFAULT_SOURCE if named is None or named == "" else str(named)
 
 
 def _digest(sample: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from midstream.buffers.curriculum.state import StateError
+from midstream.hooks.slime.curriculum import MOST_SOURCES
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
@@ -265,6 +266,7 @@ def test_a_prompt_that_another_hook_changed_is_said_once(
             {"early_stop": {"min_informative": 0.1}},
             "early_stop.*it needs",
         ),
+        ({"n_samples_per_prompt": 1}, {}, "use 2 or more"),
     ],
 )
 def test_a_job_that_would_not_learn_is_refused(
@@ -272,6 +274,44 @@ def test_a_job_that_would_not_learn_is_refused(
 ) -> None:
     source = DataSource(job_args(tmp_path, layer, **flags))
     with pytest.raises(ValueError, match=message):
+        source.get_samples(1)
+    source.close()
+
+
+def with_sources(folder: Path, sources: list[Any]) -> Namespace:
+    """A job over a prompt of each of these sources, as they come up."""
+    args = job_args(folder, {"sampler": {"by": "uniform"}})
+    numbered = [
+        task | {"label": str(number), "metadata": task["metadata"] | {"source": source}}
+        for number, (task, source) in enumerate(zip(tasks(len(sources)), sources, strict=True))
+    ]
+    Path(args.prompt_data).write_text("".join(json.dumps(task) + "\n" for task in numbered))
+    return args
+
+
+def test_sources_may_be_called_anything(tmp_path: Path) -> None:
+    args = with_sources(tmp_path, ["", None, 7, "a/b", "line\nbreak", ["x"], {"y": 1}])
+    source = DataSource(args)
+    taken = source.get_samples(7)
+    assert len({group[0].label for group in taken}) == 7
+    found = curriculum_of(args)
+    assert found is not None
+    assert found.curriculum.sizes()["default"] == 2
+    for group in taken:
+        informative(args, finished(group, *[1.0, 0.0] * (MEMBERS // 2)))
+    metrics: dict[str, Any] = {}
+    log_rollout(0, args, [], metrics, 1.0)
+    assert metrics["curriculum/a/b/informative"] == 1.0
+    source.save(0)
+    source.close()
+    source = DataSource(args)
+    source.load(0)
+    source.close()
+
+
+def test_a_source_for_each_prompt_is_refused(tmp_path: Path) -> None:
+    source = DataSource(with_sources(tmp_path, [f"prompt-{number}" for number in range(MOST_SOURCES + 1)]))
+    with pytest.raises(ValueError, match="source_key=source names 1,001 sources"):
         source.get_samples(1)
     source.close()
 

@@ -146,6 +146,27 @@ def test_a_dataset_without_prompts_is_refused() -> None:
         curriculum(prompts(0))
 
 
+def test_a_source_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no name"):
+        curriculum(prompts(2, [0, 1], ["a", ""]))
+
+
+def test_names_and_seeds_may_be_any() -> None:
+    of = prompts(6, [0, 0, 1, 1, 2, 2], ["half a \ud83d", "a/b\n", "ä"])
+    one = curriculum(of, config(sampler={"by": "uniform", "weights": {"ä": 1.0}}), seed=-3)
+    assert Counter(one.take(6)) == dict.fromkeys(range(6), 1)
+
+
+def test_pass_rates_are_those_of_each_source() -> None:
+    of = prompts(9, [2, 0, 2, 0, 2, 0, 2, 0, 2], ["low", "none", "high"])
+    one = curriculum(of)
+    know(one, of, {0: 8, 1: 0, 2: 8, 3: 0, 4: 8}, groups=9)
+    rates = one.pass_rates()
+    assert (sum(rates["low"][:2]), sum(rates["low"])) == (2, 2)
+    assert (sum(rates["high"][8:]), sum(rates["high"])) == (3, 3)
+    assert sum(rates["none"]) == 0
+
+
 def test_equal_prompts_are_one_and_come_up_as_often_as_they_stand_there() -> None:
     of = prompts(4)
     of.digests[2] = of.digests[1]
