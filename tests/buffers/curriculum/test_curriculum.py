@@ -289,10 +289,31 @@ def test_a_damaged_state_is_told_and_changes_nothing(tmp_path: Path, cut: int) -
 def test_numbers_that_no_book_holds_are_damage(tmp_path: Path) -> None:
     of, path = prompts(5), tmp_path / "state.npz"
     one = curriculum(of)
-    one.book.successes[2] = np.nan
+    know(one, of, {1: 8})
+    one.book.seconds[2] = np.nan
     save(one, path)
+    other = curriculum(of)
     with pytest.raises(StateError, match="not all finite"):
-        restore(curriculum(of), path)
+        restore(other, path)
+    assert not other.book.successes.any()
+
+
+def test_what_is_known_of_prompts_outlasts_a_new_name_of_their_source(tmp_path: Path) -> None:
+    of, forget = prompts(10), config(forget={"half_life": 1.0})
+    one = curriculum(of, forget)
+    for version in range(60):
+        one.advance(version)
+    know(one, of, {2: 8})
+    save(one, tmp_path / "state.npz")
+    other = curriculum(prompts(10, [0, 0, 1] + [0] * 7, ["a", "other"]), forget)
+    restore(other, tmp_path / "state.npz")
+    row = other.book.row_of(int(of.digests[2]))
+    assert row is not None and (other.book.successes[row], other.book.failures[row]) == (16, 0)
+    known = other.sources["other"]
+    assert known.remembered(16.0, 0.0, float(other.book.noted_at[row]), 0) == pytest.approx((16, 0))
+    for version in (60, 61, 62):
+        other.advance(version)
+    assert known.remembered(16.0, 0.0, float(other.book.noted_at[row]), 0) == pytest.approx((4, 0))
 
 
 def test_a_preview_says_what_other_settings_would_play(tmp_path: Path) -> None:
