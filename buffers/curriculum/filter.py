@@ -34,6 +34,10 @@ class Filter:
         """How many things have given way."""
         return min(2, self.dropped // (config.filter.relax_after * self._needed))
 
+    def keeps_all(self, config: CurriculumConfig) -> bool:
+        """Whether groups are kept whose rewards are equal, because the step would not end without them."""
+        return self.relaxed(config) == 2
+
     def judge(self, rewards: Sequence[float], config: CurriculumConfig, *, stopped: bool = False) -> Verdict:
         """Of the rewards of those members that count, which may be none; `stopped` says that the rest was given up."""
         verdict = self._judged(rewards, config, stopped=stopped)
@@ -48,7 +52,7 @@ class Filter:
         if are_equal(rewards, config):
             if stopped:
                 return Verdict(False, "stopped")
-            keep = rules.zero_variance == "keep" or relaxed >= 2
+            keep = rules.zero_variance == "keep" or self.keeps_all(config)
             return Verdict(keep, None if keep else f"all_{rewards[0]:g}")
         if relaxed >= 1 or (rules.low == 0 and rules.high == 1):
             return Verdict(True)

@@ -79,7 +79,17 @@ class SlimeCurriculum:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
         self.curriculum.configure(config)
-        return decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
+        if decide is None:
+            return None
+
+        def unless_all_is_kept(
+            prompt_key: str, rewards: Sequence[float], size: int, version: int | None
+        ) -> bool:
+            # What is given up cannot be kept, and then the step would never end.
+            return not self.curriculum.filter.keeps_all(config) and decide(prompt_key, rewards, size, version)
+
+        return unless_all_is_kept
 
     def advance(self, version: int | None) -> None:
         """The policy has come to this version, as far as that is known."""

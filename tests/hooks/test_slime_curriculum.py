@@ -15,7 +15,8 @@ from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
 from midstream.hooks.slime.rewards import post_process
-from midstream.hooks.slime.settings import curriculum_of, engine_of
+from midstream.hooks.slime.sample import task_of
+from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
 from midstream.local.sample import Sample
 from tests.hooks.host import host_args
 from tests.hooks.jobs import end
@@ -347,6 +348,25 @@ def test_a_step_ends_though_nothing_informs(
     # Four for each of the two groups of a step, twice.
     assert verdicts == [False] * 16 + [True] * 2
     assert "kept until the step ends" in caplog.text
+
+
+def test_no_group_is_given_up_while_equal_rewards_are_kept(tmp_path: Path) -> None:
+    """Otherwise a step would never end in which all prompts are solved."""
+    args = job_args(tmp_path, {"early_stop": {"min_informative": 0.6, "min_finished": 3}})
+    source = DataSource(args)
+    given_up = []
+    for _ in range(18):
+        [group] = source.get_samples(1)
+        decide = siblings_of(args).decide
+        assert decide is not None
+        given_up.append(decide(task_of(group[0]).key, [1.0] * 3, MEMBERS, None))
+        finished(group, *[1.0] * MEMBERS)
+        informative(args, group)
+    # Four for each of the two groups of a step, twice.
+    assert given_up == [True] * 16 + [False] * 2
+    log_rollout(0, args, [], {}, 1.0)
+    assert decide(task_of(group[0]).key, [1.0] * 3, MEMBERS, None)
+    source.close()
 
 
 def test_the_policys_version_ages_what_is_known(tmp_path: Path) -> None:
