@@ -26,6 +26,7 @@ MOST_SOURCES = 1_000
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
+_CHECKPOINT = "checkpoint-{}.npz"
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
@@ -173,8 +174,10 @@ class SlimeCurriculum:
     def save(self, rollout_id: int) -> None:
         """Keep a checkpoint beside the newest of the journal's. Raises OSError."""
         save(self.curriculum, self._checkpoint(rollout_id))
-        kept = sorted(path for path in self._folder.glob("checkpoint-*.npz"))
-        for path in kept[: -self._layer.journal.keep_checkpoints]:
+        there = sorted(self._folder.glob(_CHECKPOINT.format("[0-9]" * 9)))
+        # Later ones are of an earlier run, or of steps that are done again.
+        ours = [path for path in there if path <= self._checkpoint(rollout_id)]
+        for path in set(there).difference(ours[-self._layer.journal.keep_checkpoints :]):
             path.unlink(missing_ok=True)
 
     def load(self, rollout_id: int) -> None:
@@ -191,7 +194,7 @@ class SlimeCurriculum:
             _logger.warning("%s is not there: the curriculum begins anew", path)
 
     def _checkpoint(self, rollout_id: int) -> Path:
-        return self._folder / f"checkpoint-{rollout_id:09d}.npz"
+        return self._folder / _CHECKPOINT.format(f"{rollout_id:09d}")
 
 
 _GIVES_WAY = (

@@ -57,10 +57,11 @@ class HostPrompts:
         layer = layer_of(self._args)
         if layer.curriculum.enabled:
             curriculum = SlimeCurriculum(self._args, layer, self._prompts)
+            keep_curriculum(self._args, curriculum)
+            # First, since what was saved may have been chosen by other weights than the job's own.
+            self.configure(steering_of(self._args).layer())
             if rollout_id is not None:
                 curriculum.load(rollout_id)
-            keep_curriculum(self._args, curriculum)
-            self.configure(steering_of(self._args).layer())
 
     def configure(self, layer: LayerConfig) -> None:
         """Go on under other settings of the curriculum."""

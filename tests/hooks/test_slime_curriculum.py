@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import task_of
 from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
 from midstream.local.sample import Sample
+from tests.conf.tuned import tuned
 from tests.hooks.host import host_args
 from tests.hooks.jobs import end
 
@@ -179,6 +181,21 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_restart_goes_on_with_the_same_choices_by_weights_that_were_tuned(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"gate": {"min_informative": 0.0}})
+    source = DataSource(args)
+    step(source, args, 0)
+    tuned(tmp_path / "run", "curriculum.sampler.weights.hard=3")
+    step(source, args, 1)
+    source.save(2)
+    expected = [group[0].label for group in source.get_samples(8)]
+    source.close()
+    again = DataSource(args)
+    again.load(2)
+    assert [group[0].label for group in again.get_samples(8)] == expected
+    again.close()
+
+
 def test_a_start_without_a_checkpoint_knows_nothing_of_an_earlier_run(tmp_path: Path) -> None:
     args = job_args(tmp_path)
     source = DataSource(args)
@@ -229,6 +246,19 @@ def test_old_checkpoints_go_with_the_journals(tmp_path: Path, source: DataSource
         source.save(number)
     kept = sorted(path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*"))
     assert kept == [f"checkpoint-{number:09d}.npz" for number in (2, 3, 4)]
+
+
+def test_checkpoints_of_an_earlier_run_do_not_displace_those_of_this_one(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    for steps in (5, 1):
+        source = DataSource(args)
+        for number in range(steps):
+            step(source, args, number)
+            source.save(number)
+        source.close()
+        shutil.rmtree(tmp_path / "run" / "buffer")  # as the journal says it, to begin anew
+    kept = [path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*")]
+    assert kept == ["checkpoint-000000000.npz"]
 
 
 def test_the_history_has_a_line_for_each_step(tmp_path: Path, source: DataSource) -> None:
