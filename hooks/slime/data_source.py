@@ -64,6 +64,8 @@ class DataSource:
         _check_flags(args, policy)
         check_credit(args)
         self.counters = tally_of(args)
+        # Before anything is written: another job may have the run directory.
+        self._ledger = open_ledger(args)
         self._buffer: Waiting[Group] = Waiting(
             policy,
             steering_of(args).layer().bounds,
@@ -76,7 +78,6 @@ class DataSource:
             share=lambda snapshots: holds_of(args).share(snapshots),
             expect=lambda group, decide: measurements_of(args).expect(args, group, decide),
         )
-        self._ledger = open_ledger(args)
         keep_ledger(args, self._ledger)
         self._has_begun = False
         self._undelivered: list[Group] = []  # prompts that the host has counted, and nobody got
