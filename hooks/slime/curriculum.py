@@ -79,6 +79,12 @@ class SlimeCurriculum:
         if config.early_stop.min_informative > 0 and not self._drops_given_up:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
+        if unknown := config.sampler.weights.keys() - self.curriculum.sources:
+            _logger.warning(
+                "midstream.curriculum.sampler.weights names %s, and no prompt is of such a source: there are %s",
+                ", ".join(map(repr, sorted(unknown))),
+                ", ".join(map(repr, self.curriculum.names)),
+            )
         self.curriculum.configure(config)
         decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
         if decide is None:

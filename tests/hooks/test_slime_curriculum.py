@@ -340,6 +340,16 @@ def test_sources_may_be_called_anything(tmp_path: Path) -> None:
     source.close()
 
 
+def test_weights_of_sources_that_are_not_there_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = job_args(tmp_path, {"sampler": {"weights": {"hrad": 2.0}}})
+    source = DataSource(args)
+    source.get_samples(1)
+    assert "weights names 'hrad', and no prompt is of such a source: there are 'easy', 'hard'" in caplog.text
+    source.close()
+
+
 def test_a_source_for_each_prompt_is_refused(tmp_path: Path) -> None:
     source = DataSource(with_sources(tmp_path, [f"prompt-{number}" for number in range(MOST_SOURCES + 1)]))
     with pytest.raises(ValueError, match="source_key=source names 1,001 sources"):
