@@ -1,5 +1,6 @@
 """What is chosen: what is known of prompts decides, nobody is starved, and what was saved goes on alike."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.buffers.curriculum.book import Cost
 from midstream.buffers.curriculum.curriculum import Outcome
-from midstream.buffers.curriculum.history import STATE, keep_step
+from midstream.buffers.curriculum.history import HISTORY, STATE, keep_step
 from midstream.buffers.curriculum.preview import preview
 from midstream.buffers.curriculum.state import StateError, restore, save
 from tests.buffers.curriculum.streams import SIZE, config, curriculum, know, outcome, prompts
@@ -314,6 +315,18 @@ def test_what_is_known_of_prompts_outlasts_a_new_name_of_their_source(tmp_path: 
     for version in (60, 61, 62):
         other.advance(version)
     assert known.remembered(16.0, 0.0, float(other.book.noted_at[row]), 0) == pytest.approx((4, 0))
+
+
+def test_a_torn_line_of_the_history_takes_no_other_with_it(tmp_path: Path) -> None:
+    one, path = curriculum(prompts(4)), tmp_path / HISTORY
+    for step in range(3):
+        keep_step(tmp_path, step, one, one.end_step(), with_state=False)
+        if step == 1:
+            path.write_bytes(path.read_bytes()[:-40])
+    first, torn, last = path.read_text().splitlines()
+    assert (json.loads(first)["step"], json.loads(last)["step"]) == (0, 2)
+    with pytest.raises(ValueError):
+        json.loads(torn)
 
 
 def test_a_preview_says_what_other_settings_would_play(tmp_path: Path) -> None:
