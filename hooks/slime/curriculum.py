@@ -19,7 +19,7 @@ from midstream.buffers.curriculum.history import FOLDER, keep_step
 from midstream.buffers.curriculum.state import restore, save
 from midstream.conf.schema import CurriculumConfig, LayerConfig
 from midstream.conf.schema.curriculum import EarlyStopConfig
-from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.groups import has_ended, key_of
 from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of, was_stopped
 
 MOST_SOURCES = 1_000
@@ -107,7 +107,7 @@ class SlimeCurriculum:
         """Learn from a group that has ended; its members that are out of the loss say nothing."""
         members = list(samples_of(group))
         key = key_of(members[0])
-        if key in self._seen:
+        if key in self._seen or not all(map(has_ended, members)):
             return
         self._seen.add(key)
         stopped = [sample for sample in members if was_stopped(sample)]
@@ -210,8 +210,12 @@ _GIVES_WAY = (
 
 
 def rewards_of(args: Namespace, group: Group) -> list[float]:
-    """Those of the members that are in the loss."""
-    return [float(sample.get_reward_value(args)) for sample in samples_of(group) if not sample.remove_sample]
+    """Those of the members that are in the loss; the samples of one that was split count once if theirs are equal."""
+    rewards: list[float] = []
+    for member in group:
+        parts = [sample for sample in samples_of([member]) if not sample.remove_sample]
+        rewards += dict.fromkeys(float(sample.get_reward_value(args)) for sample in parts)
+    return rewards
 
 
 def _check_flags(args: Namespace, config: CurriculumConfig) -> None:

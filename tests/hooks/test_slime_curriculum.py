@@ -1,5 +1,6 @@
 """The curriculum in a host of slime's shape: which prompts become groups, and what is learnt of them."""
 
+import copy
 import json
 import logging
 import shutil
@@ -152,6 +153,31 @@ def test_members_whose_infrastructure_failed_do_not_count(tmp_path: Path, source
     assert found is not None
     [row] = found.curriculum.book.successes.nonzero()[0]
     assert (found.curriculum.book.successes[row], found.curriculum.book.failures[row]) == (1, 0)
+
+
+def test_a_rollout_that_was_split_counts_once(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    first, *others = finished(group, 1.0, 0.0, 0.0, 0.0)
+    assert informative(args, [[first, copy.copy(first), copy.copy(first)], *others]).keep
+    found = curriculum_of(args)
+    assert found is not None
+    [row] = found.curriculum.book.successes.nonzero()[0]
+    assert (found.curriculum.book.successes[row], found.curriculum.book.failures[row]) == (1, 3)
+
+
+def test_a_group_that_was_cut_off_has_not_ended(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    for sample in group[1:]:
+        end(sample, 0.0)
+    group[0].status = Sample.Status.ABORTED
+    observe_all(args, [group], source)
+    found = curriculum_of(args)
+    assert found is not None and not found.curriculum.book.failures.any()
+    end(group[0], 1.0)
+    observe_all(args, [group], source)
+    assert found.curriculum.book.failures.sum() == 3
 
 
 def test_what_a_rollout_costs_is_remembered(tmp_path: Path, source: DataSource) -> None:
