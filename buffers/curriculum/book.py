@@ -100,7 +100,7 @@ class Book:
         """Take over what another book knew of prompts that are in this one; returns of how many.
 
         Raises:
-            ValueError, LookupError: these are not the columns of a book.
+            ValueError, LookupError: these are not the columns of a book; nothing is taken over.
         """
         digests = columns["digests"]
         if (
@@ -116,5 +116,6 @@ class Book:
                 raise ValueError(f"its {name} are of another shape or type")
             if column.dtype.kind == "f" and not (np.isfinite(column).all() and (column >= 0).all()):
                 raise ValueError(f"its {name} are not all finite and positive")
-            getattr(self, name)[mine] = column[theirs]
+        for name in _COLUMNS:
+            getattr(self, name)[mine] = columns[name][theirs]
         return len(mine)

@@ -86,12 +86,12 @@ class Exploration:
         """Whether the next group explores if it can; `floor` is the least share of groups that do."""
         if floor == 0:
             return False
-        share = min(_MOST, floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE)))
-        self.credit = min(self.credit, _OWED) + share
+        wanted = floor + max(0.0, _SLOPE * (self.shortfall - _BY_CHANCE))
+        self.credit = min(self.credit, _OWED) + max(floor, min(_MOST, wanted))
         return self.credit >= 1
 
     def note_explored(self) -> None:
-        """A group that was due went to a prompt that the gate passes over."""
+        """A group that was due has gone to a prompt that the gate passes over; until one does, it stays due."""
         self.credit -= 1
 
 
@@ -101,14 +101,18 @@ class Turns:
 
     given: dict[str, float] = field(default_factory=dict)
 
-    def next(self, weights: Mapping[str, float]) -> str:
-        """The source whose turn it is; `weights` has at least one above 0."""
+    def order(self, weights: Mapping[str, float]) -> list[str]:
+        """The sources in the order in which they are asked for a prompt; the first has its turn, which counts.
+
+        One that has nothing to offer leaves its turn to the others, who owe nothing for it. Sources without a weight
+        above 0 are not asked.
+        """
         ahead = {
             name: (self.given.get(name, 0.0) + 1) / weight for name, weight in weights.items() if weight > 0
         }
-        chosen = min(ahead, key=lambda name: (ahead[name], name))
-        self.given[chosen] = self.given.get(chosen, 0.0) + 1
-        return chosen
+        asked = sorted(ahead, key=lambda name: (ahead[name], name))
+        self.given[asked[0]] = self.given.get(asked[0], 0.0) + 1
+        return asked
 
     def forget(self) -> None:
         """Begin anew, as when weights change: nobody has a debt to pay."""

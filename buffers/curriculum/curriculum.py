@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from midstream.buffers.curriculum.book import Book, Cost
 from midstream.buffers.curriculum.choice import Belief, chance
-from midstream.buffers.curriculum.drawing import Drawing, Prompts
+from midstream.buffers.curriculum.drawing import Drawing, Prompts, split
 from midstream.buffers.curriculum.filter import Filter, are_equal, successes
 from midstream.buffers.curriculum.source import Source
 from midstream.buffers.curriculum.tally import BINS, Calibration, StepTally
@@ -48,10 +48,12 @@ class Curriculum:
         """`shuffle` False walks through the dataset in its order.
 
         Raises:
-            ValueError: there are no prompts.
+            ValueError: there are no prompts, or a source has no name.
         """
         if not len(prompts.digests):
             raise ValueError("the dataset has no prompts")
+        if "" in prompts.names:
+            raise ValueError("a source has no name: give it one")
         self.config = config
         self.group_size = group_size
         self.book = Book(prompts.digests)
@@ -163,9 +165,11 @@ class Curriculum:
 
     def _rates(self) -> list[NDArray[np.float64]]:
         book, rates = self.book, []
-        for number, name in enumerate(self.names):
+        known = np.flatnonzero(book.successes + book.failures > 0)
+        for name, mine in zip(
+            self.names, split(known, self.source_of_row[known], len(self.names)), strict=True
+        ):
             source = self.sources[name]
-            mine = (self.source_of_row == number) & (book.successes + book.failures > 0)
             a, b = source.prior.beta()
             passed, failed = source.remembered(
                 book.successes[mine], book.failures[mine], book.noted_at[mine], book.era[mine]

@@ -58,26 +58,23 @@ class Drawing:
         self._believe, self._tally = believe, tally
         # By digest: positions in a dataset may differ from one start to the next.
         entries = np.argsort(prompts.digests, kind="stable") if shuffle else np.arange(len(prompts.digests))
-        parts = {
-            name: entries[prompts.sources[entries] == number] for number, name in enumerate(prompts.names)
-        }
+        parts = dict(
+            zip(prompts.names, split(entries, prompts.sources[entries], len(prompts.names)), strict=True)
+        )
         self.walks = {
             name: Walk(part, seed=seed, name=name, shuffle=shuffle)
             for name, part in {ALL: entries, **parts}.items()
         }
         self.turns = Turns()
         self.exploration = Exploration()
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(abs(seed))
 
     def next(self, config: CurriculumConfig) -> int:
         """The position of the prompt that is played next."""
         explores = self.exploration.is_due(config.gate.explore)
+        asked = self.turns.order(self._weights(config))
         for relaxed, gate in enumerate(_relaxing(config.gate)):
-            weights = dict(self._weights(config))
-            while weights:
-                name = self.turns.next(weights)
-                # A source that has nothing to offer leaves its turn to the others.
-                del weights[name]
+            for name in asked:
                 position = self._search(self.walks[name], gate, config, explores=explores)
                 if position is not None:
                     self._tally(self.row_of(position)).relaxed += relaxed > 0
@@ -143,6 +140,12 @@ class Drawing:
     def _pass_over(self, row: int) -> None:
         self._tally(row).skipped += 1
         self._book.passes[row] += 1
+
+
+def split(values: NDArray[np.int64], numbers: NDArray[np.int32], count: int) -> Sequence[NDArray[np.int64]]:
+    """The values in as many parts as there are sources, in their order; `numbers` has the source of each."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(values[order], np.searchsorted(numbers[order], np.arange(1, count)))
 
 
 def _relaxing(gate: GateConfig) -> Iterator[GateConfig]:

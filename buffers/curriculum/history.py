@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,11 @@ def keep_step(
     }
     line = json.dumps({"step": step, "version": curriculum.version, "sources": sources}) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / HISTORY).open("a") as file:
-        file.write(line)
+    with (folder / HISTORY).open("a+b") as file:
+        if file.tell():
+            # A full disk, or the end of the process, may have torn the last line.
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read() == b"\n" else "\n" + line
+        file.write(line.encode())
     if with_state:
         save(curriculum, folder / STATE)

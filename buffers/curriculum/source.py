@@ -15,6 +15,8 @@ Numbers = float | NDArray[Any]
 
 # In nats: no single group says more than this, for a prompt may change alone.
 _MOST = 2.0
+# In nats: of what is older, less than a billionth counts. A clock that ran further would soon be too coarse.
+_NOTHING_LEFT = 21.0
 # Of a group's size, as much must be known of its prompt before anything of it can surprise.
 _LEAST = 0.5
 
@@ -38,7 +40,7 @@ class Source:
     def advance(self, version: int, forget: ForgetConfig) -> None:
         """Let the policy come to a version; going back is no time."""
         if self.version is not None and version > self.version and forget.half_life is not None:
-            passed = (version - self.version) * math.log(2) / forget.half_life
+            passed = min((version - self.version) * math.log(2) / forget.half_life, _NOTHING_LEFT)
             self.time += passed
             self.prior.scale(math.exp(-passed))
         self.version = version if self.version is None else max(self.version, version)

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -110,8 +110,14 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
     exploration = Exploration(**rest["exploration"])
     random = np.random.default_rng()
     random.bit_generator.state = rest["random"]
-    known = curriculum.book.adopt(_of_the_same_source(curriculum, columns, [*map(str, rest["names"])]))
+    of_row, names = columns.pop("source"), np.array(rest["names"], dtype=object)
+    if of_row.shape != columns["digests"].shape or (
+        len(of_row) and not 0 <= of_row.min() <= of_row.max() < len(names)
+    ):
+        raise ValueError("its prompts are of sources that it does not have")
+    known = curriculum.book.adopt(columns)
     curriculum.sources.update({name: sources[name] for name in curriculum.names if name in sources})
+    _keep_time(curriculum, columns["digests"], names[of_row], sources)
     curriculum.calibrations.update(
         {name: calibrations[name] for name in curriculum.names if name in calibrations}
     )
@@ -124,16 +130,21 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
     return known
 
 
-def _of_the_same_source(
-    curriculum: Curriculum, columns: dict[str, NDArray[Any]], names: Sequence[str]
-) -> dict[str, NDArray[Any]]:
-    """Without prompts whose source is another one now: each source has a clock of its own."""
-    book, digests = curriculum.book, columns["digests"]
-    rows = np.searchsorted(book.digests, digests).clip(max=len(book) - 1)
-    now = {name: number for number, name in enumerate(curriculum.names)}
-    then = np.array([now.get(name, -1) for name in names], np.int32)[columns["source"]]
-    stays = (book.digests[rows] != digests) | (curriculum.source_of_row[rows] == then)
-    return {name: column[stays] for name, column in columns.items()}
+def _keep_time(
+    curriculum: Curriculum, digests: NDArray[np.uint64], then: NDArray[Any], sources: Mapping[str, Source]
+) -> None:
+    """Prompts that are of another source now go by its clock; `then` has the name of each one's source before."""
+    book = curriculum.book
+    _, rows, places = np.intersect1d(book.digests, digests, assume_unique=True, return_indices=True)
+    now = np.array(curriculum.names, dtype=object)[curriculum.source_of_row[rows]]
+    moved = (then[places] != now) & (book.successes[rows] + book.failures[rows] > 0)
+    for row, before, after in zip(rows[moved], then[places][moved], now[moved], strict=True):
+        counted = sources[before].remembered(
+            book.successes[row], book.failures[row], book.noted_at[row], book.era[row]
+        )
+        its = curriculum.sources[after]
+        passed, failed = map(float, counted)
+        book.note(row, passed, failed, its.time, its.era)
 
 
 def _source(value: dict[str, Any]) -> Source:

@@ -47,5 +47,5 @@ class Walk:
     def _ordered(self) -> NDArray[np.int32]:
         if not self._shuffle:
             return self._entries
-        words = [self._seed, self.round, *self._name.encode()]
+        words = [abs(self._seed), self.round, *self._name.encode(errors="surrogatepass")]
         return np.random.default_rng(words).permutation(self._entries)

@@ -19,14 +19,16 @@ from midstream.buffers.curriculum.history import FOLDER, keep_step
 from midstream.buffers.curriculum.state import restore, save
 from midstream.conf.schema import CurriculumConfig, LayerConfig
 from midstream.conf.schema.curriculum import EarlyStopConfig
-from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.groups import has_ended, key_of
 from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of, was_stopped
 
+MOST_SOURCES = 1_000
 _DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
 # Groups that were learnt from, by their keys; hosts may train on them some steps later.
 _REMEMBERED = 65_536
+_CHECKPOINT = "checkpoint-{}.npz"
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
@@ -40,10 +42,16 @@ class SlimeCurriculum:
         """`prompts` are the host's own, whose dataset has been loaded and shuffled by now.
 
         Raises:
-            ValueError: the host has no dataset whose prompts could be chosen, or its flags leave out a hook.
+            ValueError: the host has no dataset whose prompts could be chosen, its flags leave out a hook, its groups
+                have one member, or its prompts have too many sources.
         """
         assert layer.run_dir is not None  # every host's job has one
         _check_flags(args, layer.curriculum)
+        if args.n_samples_per_prompt < 2:
+            raise ValueError(
+                f"midstream.curriculum.enabled with --n-samples-per-prompt {args.n_samples_per_prompt}: rewards of a "
+                "group never differ then, and all groups would be dropped; use 2 or more"
+            )
         self._args, self._layer, self._prompts = args, layer, prompts
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
@@ -73,6 +81,12 @@ class SlimeCurriculum:
         if config.early_stop.min_informative > 0 and not self._drops_given_up:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
+        if unknown := config.sampler.weights.keys() - self.curriculum.sources:
+            _logger.warning(
+                "midstream.curriculum.sampler.weights names %s, and no prompt is of such a source: there are %s",
+                ", ".join(map(repr, sorted(unknown))),
+                ", ".join(map(repr, self.curriculum.names)),
+            )
         self.curriculum.configure(config)
         decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
         return None if decide is None else self._unless_equal_are_kept(decide)
@@ -94,7 +108,7 @@ class SlimeCurriculum:
         """Learn from a group that has ended; its members that are out of the loss say nothing."""
         members = list(samples_of(group))
         key = key_of(members[0])
-        if key in self._seen:
+        if key in self._seen or not all(map(has_ended, members)):
             return
         self._seen[key] = None
         if len(self._seen) > _REMEMBERED:
@@ -175,12 +189,11 @@ class SlimeCurriculum:
 
     def save(self, rollout_id: int) -> None:
         """Keep a checkpoint beside the newest of the journal's. Raises OSError."""
-        newest = self._checkpoint(rollout_id)
-        save(self.curriculum, newest)
-        found = sorted(self._folder.glob("checkpoint-*.npz"))
-        # Later ones are of what was to come before the job went back.
-        kept = [path for path in found if path <= newest][-self._layer.journal.keep_checkpoints :]
-        for path in set(found) - set(kept):
+        save(self.curriculum, self._checkpoint(rollout_id))
+        there = sorted(self._folder.glob(_CHECKPOINT.format("[0-9]" * 9)))
+        # Later ones are of an earlier run, or of steps that are done again.
+        ours = [path for path in there if path <= self._checkpoint(rollout_id)]
+        for path in set(there).difference(ours[-self._layer.journal.keep_checkpoints :]):
             path.unlink(missing_ok=True)
 
     def load(self, rollout_id: int) -> None:
@@ -197,7 +210,7 @@ class SlimeCurriculum:
             _logger.warning("%s is not there: the curriculum begins anew", path)
 
     def _checkpoint(self, rollout_id: int) -> Path:
-        return self._folder / f"checkpoint-{rollout_id:09d}.npz"
+        return self._folder / _CHECKPOINT.format(f"{rollout_id:09d}")
 
 
 _GIVES_WAY = (
@@ -207,8 +220,12 @@ _GIVES_WAY = (
 
 
 def rewards_of(args: Namespace, group: Group) -> list[float]:
-    """Those of the members that are in the loss."""
-    return [float(sample.get_reward_value(args)) for sample in samples_of(group) if not sample.remove_sample]
+    """Those of the members that are in the loss; the samples of one that was split count once if theirs are equal."""
+    rewards: list[float] = []
+    for member in group:
+        parts = [sample for sample in samples_of([member]) if not sample.remove_sample]
+        rewards += dict.fromkeys(float(sample.get_reward_value(args)) for sample in parts)
+    return rewards
 
 
 def _check_flags(args: Namespace, config: CurriculumConfig) -> None:
@@ -235,12 +252,19 @@ def _prompts_of(prompts: Any, source_key: str) -> Prompts:
             "midstream.curriculum.enabled needs prompts, and the dataset is empty: see --prompt-data"
         )
     names: dict[str, int] = {}
-    sources = [
-        names.setdefault(str((sample.metadata or {}).get(source_key, _DEFAULT_SOURCE)), len(names))
-        for sample in samples
-    ]
+    sources = [names.setdefault(_source_of(sample, source_key), len(names)) for sample in samples]
+    if len(names) > MOST_SOURCES:
+        raise ValueError(
+            f"midstream.curriculum.source_key={source_key} names {len(names):,} sources, and each needs metrics and "
+            f"groups of its own: use at most {MOST_SOURCES:,}, or a key that prompts share"
+        )
     digests = np.fromiter((_digest(sample) for sample in samples), np.uint64, len(samples))
     return Prompts(digests, np.array(sources, np.int32), list(names))
+
+
+def _source_of(sample: Any, source_key: str) -> str:
+    named = (sample.metadata or {}).get(source_key)
+    return _DEFAULT_SOURCE if named is None or named == "" else str(named)
 
 
 def _digest(sample: Any) -> int:

@@ -34,7 +34,7 @@ class SlimeGroups:
 
         One that is ``aborted`` may have been cut off, or be generated further at this moment.
         """
-        return all(_has_ended(sample) for sample in samples_of([group[position]]))
+        return all(has_ended(sample) for sample in samples_of([group[position]]))
 
 
 def key_of(sample: Any) -> str:
@@ -51,7 +51,8 @@ def key_of(sample: Any) -> str:
     return str(sample.group_index)
 
 
-def _has_ended(sample: Any) -> bool:
+def has_ended(sample: Any) -> bool:
+    """Whether a sample has all that a host asks of an ended one."""
     status = sample.status.value
     # A host's own functions set the status before the reward, and at the end of each turn.
     return status == "failed" or (status not in _UNFINISHED and sample.reward is not None)

@@ -60,11 +60,12 @@ class HostPrompts:
         layer = layer_of(self._args)
         if layer.curriculum.enabled:
             curriculum = SlimeCurriculum(self._args, layer, self.source)
+            keep_curriculum(self._args, curriculum)
+            # First, since what was saved may have been chosen by other weights than the job's own.
+            self.configure(steering_of(self._args).layer())
             # Hosts ask for -1 where there is nothing to load yet.
             if rollout_id is not None and rollout_id >= 0:
                 curriculum.load(rollout_id)
-            keep_curriculum(self._args, curriculum)
-            self.configure(steering_of(self._args).layer())
 
     def configure(self, layer: LayerConfig) -> None:
         """Go on under other settings of the curriculum."""

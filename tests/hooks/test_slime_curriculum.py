@@ -1,7 +1,9 @@
 """The curriculum in a host of slime's shape: which prompts become groups, and what is learnt of them."""
 
+import copy
 import json
 import logging
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from midstream.buffers.curriculum.book import digest_of
 from midstream.buffers.curriculum.state import StateError
+from midstream.hooks.slime.curriculum import MOST_SOURCES
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
@@ -19,6 +22,7 @@ from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import task_of
 from midstream.hooks.slime.settings import curriculum_of, engine_of, siblings_of
 from midstream.local.sample import Sample
+from tests.conf.tuned import tuned
 from tests.hooks.host import host_args
 from tests.hooks.jobs import end
 
@@ -174,6 +178,31 @@ def test_members_whose_infrastructure_failed_do_not_count(tmp_path: Path, source
     assert (found.curriculum.book.successes[row], found.curriculum.book.failures[row]) == (1, 0)
 
 
+def test_a_rollout_that_was_split_counts_once(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    first, *others = finished(group, 1.0, 0.0, 0.0, 0.0)
+    assert informative(args, [[first, copy.copy(first), copy.copy(first)], *others]).keep
+    found = curriculum_of(args)
+    assert found is not None
+    [row] = found.curriculum.book.successes.nonzero()[0]
+    assert (found.curriculum.book.successes[row], found.curriculum.book.failures[row]) == (1, 3)
+
+
+def test_a_group_that_was_cut_off_has_not_ended(tmp_path: Path, source: DataSource) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    for sample in group[1:]:
+        end(sample, 0.0)
+    group[0].status = Sample.Status.ABORTED
+    observe_all(args, [group], source)
+    found = curriculum_of(args)
+    assert found is not None and not found.curriculum.book.failures.any()
+    end(group[0], 1.0)
+    observe_all(args, [group], source)
+    assert found.curriculum.book.failures.sum() == 3
+
+
 def test_what_a_rollout_costs_is_remembered(tmp_path: Path, source: DataSource) -> None:
     args = job_args(tmp_path)
     [group] = source.get_samples(1)
@@ -192,6 +221,21 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
     source = DataSource(args)
     for number in range(3):
         step(source, args, number)
+    source.save(2)
+    expected = [group[0].label for group in source.get_samples(8)]
+    source.close()
+    again = DataSource(args)
+    again.load(2)
+    assert [group[0].label for group in again.get_samples(8)] == expected
+    again.close()
+
+
+def test_a_restart_goes_on_with_the_same_choices_by_weights_that_were_tuned(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"gate": {"min_informative": 0.0}})
+    source = DataSource(args)
+    step(source, args, 0)
+    tuned(tmp_path / "run", "curriculum.sampler.weights.hard=3")
+    step(source, args, 1)
     source.save(2)
     expected = [group[0].label for group in source.get_samples(8)]
     source.close()
@@ -278,6 +322,19 @@ def test_checkpoints_that_a_job_has_gone_back_behind_take_no_place(tmp_path: Pat
     source.close()
 
 
+def test_checkpoints_of_an_earlier_run_do_not_displace_those_of_this_one(tmp_path: Path) -> None:
+    args = job_args(tmp_path)
+    for steps in (5, 1):
+        source = DataSource(args)
+        for number in range(steps):
+            step(source, args, number)
+            source.save(number)
+        source.close()
+        shutil.rmtree(tmp_path / "run" / "buffer")  # as the journal says it, to begin anew
+    kept = [path.name for path in (tmp_path / "run" / "curriculum").glob("checkpoint-*")]
+    assert kept == ["checkpoint-000000000.npz"]
+
+
 def test_the_history_has_a_line_for_each_step(tmp_path: Path, source: DataSource) -> None:
     args = job_args(tmp_path)
     for number in range(3):
@@ -314,6 +371,7 @@ def test_a_prompt_that_another_hook_changed_is_said_once(
             {"early_stop": {"min_informative": 0.1}},
             "early_stop.*it needs",
         ),
+        ({"n_samples_per_prompt": 1}, {}, "use 2 or more"),
     ],
 )
 def test_a_job_that_would_not_learn_is_refused(
@@ -321,6 +379,54 @@ def test_a_job_that_would_not_learn_is_refused(
 ) -> None:
     source = DataSource(job_args(tmp_path, layer, **flags))
     with pytest.raises(ValueError, match=message):
+        source.get_samples(1)
+    source.close()
+
+
+def with_sources(folder: Path, sources: list[Any]) -> Namespace:
+    """A job over a prompt of each of these sources, as they come up."""
+    args = job_args(folder, {"sampler": {"by": "uniform"}})
+    numbered = [
+        task | {"label": str(number), "metadata": task["metadata"] | {"source": source}}
+        for number, (task, source) in enumerate(zip(tasks(len(sources)), sources, strict=True))
+    ]
+    Path(args.prompt_data).write_text("".join(json.dumps(task) + "\n" for task in numbered))
+    return args
+
+
+def test_sources_may_be_called_anything(tmp_path: Path) -> None:
+    args = with_sources(tmp_path, ["", None, 7, "a/b", "line\nbreak", ["x"], {"y": 1}])
+    source = DataSource(args)
+    taken = source.get_samples(7)
+    assert len({group[0].label for group in taken}) == 7
+    found = curriculum_of(args)
+    assert found is not None
+    assert found.curriculum.sizes()["default"] == 2
+    for group in taken:
+        informative(args, finished(group, *[1.0, 0.0] * (MEMBERS // 2)))
+    metrics: dict[str, Any] = {}
+    log_rollout(0, args, [], metrics, 1.0)
+    assert metrics["curriculum/a/b/informative"] == 1.0
+    source.save(0)
+    source.close()
+    source = DataSource(args)
+    source.load(0)
+    source.close()
+
+
+def test_weights_of_sources_that_are_not_there_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = job_args(tmp_path, {"sampler": {"weights": {"hrad": 2.0}}})
+    source = DataSource(args)
+    source.get_samples(1)
+    assert "weights names 'hrad', and no prompt is of such a source: there are 'easy', 'hard'" in caplog.text
+    source.close()
+
+
+def test_a_source_for_each_prompt_is_refused(tmp_path: Path) -> None:
+    source = DataSource(with_sources(tmp_path, [f"prompt-{number}" for number in range(MOST_SOURCES + 1)]))
+    with pytest.raises(ValueError, match="source_key=source names 1,001 sources"):
         source.get_samples(1)
     source.close()
 

@@ -298,6 +298,19 @@ def test_a_second_job_on_the_run_directory_is_refused(jobs: Jobs, monkeypatch: p
         DataSource(jobs.args)
 
 
+def test_a_second_job_does_not_change_what_the_first_is_tuned_by(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "_PATIENCE_S", 0.2)
+    jobs.start()
+    before = (jobs.run_dir / "control" / "base.json").read_bytes()
+    second = Namespace(**vars(jobs.args))
+    second.midstream = {**second.midstream, "bounds": {"token": 3}}
+    with pytest.raises(JournalInUse):
+        DataSource(second)
+    assert (jobs.run_dir / "control" / "base.json").read_bytes() == before
+
+
 def test_a_job_that_is_just_ending_is_waited_for(jobs: Jobs) -> None:
     first = jobs.start()
     jobs.source = None

@@ -1,5 +1,6 @@
 """What is chosen: what is known of prompts decides, nobody is starved, and what was saved goes on alike."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.buffers.curriculum.book import Cost
 from midstream.buffers.curriculum.curriculum import Outcome
-from midstream.buffers.curriculum.history import STATE, keep_step
+from midstream.buffers.curriculum.history import HISTORY, STATE, keep_step
 from midstream.buffers.curriculum.preview import preview
 from midstream.buffers.curriculum.state import StateError, restore, save
 from tests.buffers.curriculum.streams import SIZE, config, curriculum, know, outcome, prompts
@@ -49,6 +50,22 @@ def test_the_floor_of_exploration_holds_where_few_prompts_are_passed_over(by: st
     assert tally.explored == pytest.approx(20, abs=4)
 
 
+@pytest.mark.parametrize("by", ["uniform", "information"])
+def test_what_is_rarely_passed_over_has_its_share_of_exploration_too(by: str) -> None:
+    of = prompts(100)
+    one = curriculum(of, config(sampler={"by": by}, gate={"explore": 0.05, "max_passes": 10_000}))
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(100)}, groups=20)
+    assert sum(position < 20 for position in one.take(400)) == pytest.approx(20, abs=1)
+
+
+def test_exploration_makes_up_for_little_of_what_could_not_be_explored() -> None:
+    of = prompts(20)
+    one = curriculum(of, config(gate={"explore": 0.1}))
+    one.take(400)
+    know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=20)
+    assert sum(position < 10 for position in one.take(20)) <= 6
+
+
 def test_an_exploration_of_none_is_none_and_the_gate_opens_before_a_run_ends() -> None:
     of = prompts(6)
     one = curriculum(of, config(gate={"explore": 0.0, "max_passes": 10_000}))
@@ -71,6 +88,12 @@ def test_information_prefers_what_varies_and_costs_little() -> None:
     assert one.take(1) != [3]
 
 
+def test_of_equals_the_one_that_was_passed_over_most_often_is_played() -> None:
+    of = prompts(8)
+    one = curriculum(of, config(sampler={"candidates": 8}), shuffle=False)
+    assert one.take(8) == list(range(8))
+
+
 def test_a_target_takes_the_nearest_pass_rate() -> None:
     of = prompts(8)
     one = curriculum(of, config(sampler={"by": "target", "target": 0.75, "candidates": 8}))
@@ -91,13 +114,22 @@ def test_weights_share_the_groups_among_sources() -> None:
     assert shares == pytest.approx({"web": 200, "code": 80, "math": 20}, abs=40)
 
 
-@pytest.mark.parametrize("weight", [1.0, 9.0])
+@pytest.mark.parametrize("weight", [1.0, 100.0])
 def test_a_source_with_nothing_to_offer_leaves_its_turn(weight: float) -> None:
     of = prompts(20, [0] * 10 + [1] * 10, ["solved", "open"])
     one = curriculum(of, config(sampler={"weights": {"solved": weight, "open": 1.0}}, gate={"explore": 0.0}))
     know(one, of, {position: 8 if position < 10 else 4 for position in range(20)}, groups=3)
     assert all(position >= 10 for position in one.take(40))
     assert sum(tally.relaxed for tally in one.end_step().values()) == 0
+
+
+def test_a_turn_that_was_left_is_no_debt() -> None:
+    of = prompts(40, [0] * 20 + [1] * 20, ["solved", "open"])
+    one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
+    know(one, of, {position: 8 if position < 20 else 4 for position in range(40)}, groups=3)
+    assert all(position >= 20 for position in one.take(40))
+    one.configure(one.config.model_copy(update={"gate": config(gate={"min_informative": 0.0}).gate}))
+    assert Counter(of.names[of.sources[position]] for position in one.take(20)) == {"solved": 10, "open": 10}
 
 
 def test_weights_of_sources_that_are_not_there_stop_nothing() -> None:
@@ -132,6 +164,27 @@ def test_a_prompt_that_is_not_in_the_dataset_is_told() -> None:
 def test_a_dataset_without_prompts_is_refused() -> None:
     with pytest.raises(ValueError, match="no prompts"):
         curriculum(prompts(0))
+
+
+def test_a_source_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no name"):
+        curriculum(prompts(2, [0, 1], ["a", ""]))
+
+
+def test_names_and_seeds_may_be_any() -> None:
+    of = prompts(6, [0, 0, 1, 1, 2, 2], ["half a \ud83d", "a/b\n", "ä"])
+    one = curriculum(of, config(sampler={"by": "uniform", "weights": {"ä": 1.0}}), seed=-3)
+    assert Counter(one.take(6)) == dict.fromkeys(range(6), 1)
+
+
+def test_pass_rates_are_those_of_each_source() -> None:
+    of = prompts(9, [2, 0, 2, 0, 2, 0, 2, 0, 2], ["low", "none", "high"])
+    one = curriculum(of)
+    know(one, of, {0: 8, 1: 0, 2: 8, 3: 0, 4: 8}, groups=9)
+    rates = one.pass_rates()
+    assert (sum(rates["low"][:2]), sum(rates["low"])) == (2, 2)
+    assert (sum(rates["high"][8:]), sum(rates["high"])) == (3, 3)
+    assert sum(rates["none"]) == 0
 
 
 def test_equal_prompts_are_one_and_come_up_as_often_as_they_stand_there() -> None:
@@ -240,21 +293,6 @@ def test_a_dataset_that_changed_keeps_what_is_known_of_the_prompts_that_stayed(t
     assert other.chance(12) == other.chance(13)
 
 
-def test_a_prompt_whose_source_is_another_one_is_new(tmp_path: Path) -> None:
-    of = prompts(6, [0, 0, 0, 1, 1, 1], ["a", "b"])
-    one = curriculum(of)
-    # Source a has a clock that is far ahead of that of a source which begins.
-    for version in range(300):
-        one.advance(version)
-    know(one, of, {1: 8, 4: 8})
-    save(one, tmp_path / "state.npz")
-    renamed = prompts(6, [0, 0, 0, 1, 1, 1], ["c", "b"])
-    other = curriculum(renamed)
-    assert restore(other, tmp_path / "state.npz") == 3
-    assert other.belief(int(of.digests[1])) == curriculum(renamed).belief(int(of.digests[1]))
-    assert other.belief(int(of.digests[4])) == one.belief(int(of.digests[4]))
-
-
 @pytest.mark.parametrize("cut", [0, 10, 300, -1])
 def test_a_damaged_state_is_told_and_changes_nothing(tmp_path: Path, cut: int) -> None:
     of, path = prompts(5), tmp_path / "state.npz"
@@ -271,10 +309,43 @@ def test_a_damaged_state_is_told_and_changes_nothing(tmp_path: Path, cut: int) -
 def test_numbers_that_no_book_holds_are_damage(tmp_path: Path) -> None:
     of, path = prompts(5), tmp_path / "state.npz"
     one = curriculum(of)
-    one.book.successes[2] = np.nan
+    know(one, of, {1: 8})
+    one.book.seconds[2] = np.nan
     save(one, path)
+    other = curriculum(of)
     with pytest.raises(StateError, match="not all finite"):
-        restore(curriculum(of), path)
+        restore(other, path)
+    assert not other.book.successes.any()
+
+
+def test_what_is_known_of_prompts_outlasts_a_new_name_of_their_source(tmp_path: Path) -> None:
+    of, forget = prompts(10), config(forget={"half_life": 1.0})
+    one = curriculum(of, forget)
+    for version in range(60):
+        one.advance(version)
+    know(one, of, {2: 8})
+    save(one, tmp_path / "state.npz")
+    other = curriculum(prompts(10, [0, 0, 1] + [0] * 7, ["a", "other"]), forget)
+    restore(other, tmp_path / "state.npz")
+    row = other.book.row_of(int(of.digests[2]))
+    assert row is not None and (other.book.successes[row], other.book.failures[row]) == (16, 0)
+    known = other.sources["other"]
+    assert known.remembered(16.0, 0.0, float(other.book.noted_at[row]), 0) == pytest.approx((16, 0))
+    for version in (60, 61, 62):
+        other.advance(version)
+    assert known.remembered(16.0, 0.0, float(other.book.noted_at[row]), 0) == pytest.approx((4, 0))
+
+
+def test_a_torn_line_of_the_history_takes_no_other_with_it(tmp_path: Path) -> None:
+    one, path = curriculum(prompts(4)), tmp_path / HISTORY
+    for step in range(3):
+        keep_step(tmp_path, step, one, one.end_step(), with_state=False)
+        if step == 1:
+            path.write_bytes(path.read_bytes()[:-40])
+    first, torn, last = path.read_text().splitlines()
+    assert (json.loads(first)["step"], json.loads(last)["step"]) == (0, 2)
+    with pytest.raises(ValueError):
+        json.loads(torn)
 
 
 def test_a_preview_says_what_other_settings_would_play(tmp_path: Path) -> None:

@@ -44,6 +44,20 @@ def test_half_of_what_was_noted_counts_after_a_half_life() -> None:
     assert source.remembered(8.0, 2.0, noted_at, 0) == pytest.approx((4, 1))
 
 
+@pytest.mark.parametrize("half_life", [1e-9, 1e-300, 5e-324])
+def test_the_shortest_half_life_forgets_all_and_a_longer_one_holds_again_after_it(half_life: float) -> None:
+    source, at_once, slowly = Source(), *(ForgetConfig(half_life=each) for each in (half_life, 100.0))
+    source.observe(8, 0, (0.0, 0.0), at_once)
+    for version in range(1_000):
+        source.advance(version, at_once)
+    assert source.remembered(8.0, 0.0, 0.0, 0) == (0, 0)
+    assert source.prior.beta() == pytest.approx((1, 1))
+    noted_at = source.time
+    for version in range(1_000, 1_200):
+        source.advance(version, slowly)
+    assert source.remembered(8.0, 0.0, noted_at, 0) == pytest.approx((2, 0), rel=0.02)
+
+
 def test_a_prompt_that_changes_alone_surprises_nobody() -> None:
     source, forget = Source(), ForgetConfig(surprise=8.0, half_life=None)
     for _ in range(3):
