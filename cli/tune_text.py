@@ -88,7 +88,7 @@ def outcome_text(outcome: Outcome) -> str:
     chain, change, answer = outcome.chain, outcome.change, outcome.answer
     if change is None:
         return f"{_head(chain)}: nothing changes, all is so already"
-    lines = [f"{_head(chain)}: {_title(outcome, change)}", *_deltas(change)]
+    lines = [f"{_head(chain)}: {_title(outcome, change)}", *_deltas(change), *_idle(outcome, change)]
     if outcome.dry_run:
         lines += _effect(outcome, change)
     elif answer is not None:
@@ -137,8 +137,20 @@ def _entry(entry: Entry) -> str:
     return f"{change.version}  {change.time}  {change.who}  {undoing}{change.told}"
 
 
+def _idle(outcome: Outcome, change: Change) -> list[str]:
+    if outcome.chain.base.curriculum.enabled or not _is_of_curriculum(change):
+        return []
+    return [
+        "this job has no curriculum, so that of it changes nothing: it needs midstream.curriculum.enabled"
+    ]
+
+
+def _is_of_curriculum(change: Change) -> bool:
+    return any(key.startswith("curriculum.") for key in change.changes)
+
+
 def _effect(outcome: Outcome, change: Change) -> list[str]:
-    if not any(key.startswith("curriculum.") for key in change.changes):
+    if not _is_of_curriculum(change) or not outcome.chain.base.curriculum.enabled:
         return []
     if outcome.effect is None:
         return ["what comes of it cannot be foretold: the run has kept no statistics of its prompts yet"]

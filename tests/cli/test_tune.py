@@ -234,6 +234,15 @@ def test_a_dry_run_foretells_and_writes_nothing(said: Said, run: Path) -> None:
     assert chain_of(run).entries == ()
 
 
+def test_a_curriculum_that_is_off_is_told(said: Said, tmp_path: Path) -> None:
+    control_of(tmp_path / "off", curriculum={"enabled": False})
+    idle = "this job has no curriculum, so that of it changes nothing: it needs midstream.curriculum.enabled"
+    for last in ("--dry-run", "--no-wait"):
+        code, out, _ = said(tmp_path / "off", "curriculum.gate.explore=0.1", last)
+        assert (code, out.splitlines()[2:]) == (0, [idle])
+    assert idle not in said(tmp_path / "off", "bounds.token=8", "--no-wait")[1]
+
+
 def test_somebody_quicker_is_named(said: Said, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = chain_of(run)
     tuned(run, "bounds.token=9")

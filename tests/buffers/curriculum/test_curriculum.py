@@ -70,6 +70,9 @@ def test_weights_share_the_groups_among_sources() -> None:
     one = curriculum(of, config(sampler={"weights": {"code": 2.0, "math": 1.0, "web": 0.0}}))
     shares = Counter(of.names[of.sources[position]] for position in one.take(300))
     assert shares == {"code": 200, "math": 100}
+    one.configure(config(sampler={"weights": {"web": 0.0}}))
+    shares = Counter(of.names[of.sources[position]] for position in one.take(50))
+    assert shares == {"code": 25, "math": 25}
     one.configure(config(sampler={"weights": {"web": 3.0}}))
     shares = Counter(of.names[of.sources[position]] for position in one.take(50))
     assert shares == {"web": 30, "code": 10, "math": 10}
