@@ -58,6 +58,16 @@ def test_information_prefers_what_varies_and_costs_little() -> None:
     assert one.take(1) != [3]
 
 
+def test_a_prompt_that_was_never_played_is_not_taken_to_cost_nothing() -> None:
+    of = prompts(8)
+    one = curriculum(of, config(sampler={"by": "information"}, gate={"min_informative": 0.0}))
+    for position in range(7):
+        one.observe(outcome(of, position, 8, tokens=1_000.0))
+    one.observe(outcome(of, 3, 4, tokens=1_000.0))
+    # Its prior says that the last one is solved, like the others.
+    assert one.take(1) == [3]
+
+
 def test_a_target_takes_the_nearest_pass_rate() -> None:
     of = prompts(8)
     one = curriculum(of, config(sampler={"by": "target", "target": 0.75, "candidates": 8}))
