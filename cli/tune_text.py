@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from midstream.cli.tune_of_run import Outcome
+from midstream.cli.tune_of_run import Outcome, unknown_sources
 from midstream.cli.units import columns
 from midstream.conf.control.changes import Change, Entry
 from midstream.conf.control.live import live_settings, value_at, value_text
@@ -138,8 +138,18 @@ def _entry(entry: Entry) -> str:
 
 
 def _idle(outcome: Outcome, change: Change) -> list[str]:
-    if outcome.chain.base.curriculum.enabled or not _is_of_curriculum(change):
+    if not _is_of_curriculum(change):
         return []
+    if outcome.chain.base.curriculum.enabled:
+        unknown, known = unknown_sources(outcome.chain, change)
+        if not unknown:
+            return []
+        there = f"the run has {', '.join(known)}"
+        return [
+            printable(
+                f"no prompt is of the source {', '.join(unknown)}, whose weight counts for nothing: {there}"
+            )
+        ]
     return [
         "this job has no curriculum, so that of it changes nothing: it needs midstream.curriculum.enabled"
     ]

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.state import save
 from midstream.cli.main import main
 from midstream.conf.control.changes import path_of
 from midstream.conf.control.job import Control
 from midstream.conf.control.tuning import chain_of
+from tests.buffers.curriculum.streams import curriculum, prompts
 from tests.cli import foretold
 from tests.conf.tuned import control_of, layer_config, tuned, write
 
@@ -241,6 +243,20 @@ def test_a_curriculum_that_is_off_is_told(said: Said, tmp_path: Path) -> None:
         code, out, _ = said(tmp_path / "off", "curriculum.gate.explore=0.1", last)
         assert (code, out.splitlines()[2:]) == (0, [idle])
     assert idle not in said(tmp_path / "off", "bounds.token=8", "--no-wait")[1]
+
+
+def test_a_source_that_the_run_does_not_have_is_told(said: Said, run: Path) -> None:
+    weights = "curriculum.sampler.weights"
+    assert len(said(run, f"{weights}.hopless=0", "--no-wait")[1].splitlines()) == 2
+    state = run / "curriculum" / "state.npz"
+    save(curriculum(prompts(4, [0, 0, 1, 1], ["easy", "hopeless"])), state)
+    _, out, _ = said(run, f"{weights}.maths=2", f"{weights}.easy=3", "--no-wait")
+    assert out.splitlines()[2:] == [
+        "no prompt is of the source hopless, maths, whose weight counts for nothing: the run has easy, hopeless"
+    ]
+    state.write_bytes(b"damaged")
+    code, out, _ = said(run, f"{weights}.maths=1", "--no-wait")
+    assert (code, len(out.splitlines())) == (0, 2)
 
 
 def test_somebody_quicker_is_named(said: Said, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
