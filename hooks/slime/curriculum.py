@@ -46,6 +46,7 @@ class SlimeCurriculum:
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
         self._seen: set[str] = set()
+        self._is_told = False
         self._unknown = 0
         self._state_due = 0.0
         self.curriculum = Curriculum(
@@ -81,6 +82,10 @@ class SlimeCurriculum:
 
     def observe(self, group: Group) -> None:
         """Learn from a group that has ended; its members that are out of the loss say nothing."""
+        self._is_told = True
+        self._learn(group)
+
+    def _learn(self, group: Group) -> None:
         members = list(samples_of(group))
         key = key_of(members[0])
         if key in self._seen:
@@ -124,8 +129,18 @@ class SlimeCurriculum:
         rules = self.curriculum.config.filter
         return rules.zero_variance_weight if rules.zero_variance == "keep" else 0.0
 
-    def end_step(self, step: int) -> dict[str, float]:
-        """The metrics of the step; what is known of the prompts is kept in the run directory."""
+    def end_step(self, step: int, trained: Group) -> dict[str, float]:
+        """The metrics of the step; what is known of the prompts is kept in the run directory.
+
+        ``trained`` are the samples that are trained on, from which it learns under a rollout function that tells it of
+        no group that ends, as slime's fully-async one.
+        """
+        if not self._is_told:
+            groups: dict[str, Group] = {}
+            for sample in samples_of(trained):
+                groups.setdefault(key_of(sample), []).append(sample)
+            for group in groups.values():
+                self._learn(group)
         self._seen.clear()
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
         tallies = self.curriculum.end_step()

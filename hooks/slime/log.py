@@ -40,7 +40,7 @@ def log_rollout(
     recorded = recorded_of(samples)
     rollouts = [rollout for _, rollout in recorded]
     curriculum = curriculum_of(args)
-    of_prompts = {} if curriculum is None else curriculum.end_step(rollout_id)
+    of_prompts = {} if curriculum is None else curriculum.end_step(rollout_id, samples)
     not_kept = keep_rollouts(rollout_id, args, recorded, version)
     if extra_metrics is not None:
         bound = steering_of(args).layer().bounds.environment
