@@ -22,6 +22,7 @@ from midstream.local.report.words import printable
 if TYPE_CHECKING:
     from midstream.buffers.curriculum.preview import Preview
 
+WEIGHTS = "curriculum.sampler.weights"
 _POLL_S = 0.2
 
 
@@ -87,6 +88,23 @@ def effect_of(chain: Chain, change: Change | None) -> "tuple[Preview, Preview] |
     from midstream.buffers.curriculum.preview import preview
 
     return preview(chain.run_dir, chain.layer.curriculum, after.curriculum)
+
+
+def unknown_sources(chain: Chain, change: Change) -> tuple[list[str], list[str]]:
+    """Sources that the change names and no prompt of the run is of, and those that there are, as far as is known."""
+    from midstream.buffers.curriculum.history import FOLDER, STATE
+    from midstream.buffers.curriculum.state import StateError, sources_in
+
+    delta = change.changes.get(WEIGHTS)
+    path = chain.run_dir / FOLDER / STATE
+    if delta is None or not path.exists():
+        return [], []
+    try:
+        known = sources_in(path)
+    except StateError:
+        # What a job has kept for us must not keep anybody from tuning it.
+        return [], []
+    return [name for name in delta.new if name not in known], known
 
 
 def taken_up(chain: Chain, change: Change, wait_s: float) -> Answer | None:

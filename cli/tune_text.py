@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from midstream.cli.tune_of_run import Outcome
+from midstream.cli.tune_of_run import Outcome, unknown_sources
 from midstream.cli.units import columns
 from midstream.conf.control.changes import Change, Entry
 from midstream.conf.control.live import live_settings, value_at, value_text
@@ -88,7 +88,7 @@ def outcome_text(outcome: Outcome) -> str:
     chain, change, answer = outcome.chain, outcome.change, outcome.answer
     if change is None:
         return f"{_head(chain)}: nothing changes, all is so already"
-    lines = [f"{_head(chain)}: {_title(outcome, change)}", *_deltas(change)]
+    lines = [f"{_head(chain)}: {_title(outcome, change)}", *_deltas(change), *_idle(outcome, change)]
     if outcome.dry_run:
         lines += _effect(outcome, change)
     elif answer is not None:
@@ -137,8 +137,30 @@ def _entry(entry: Entry) -> str:
     return f"{change.version}  {change.time}  {change.who}  {undoing}{change.told}"
 
 
+def _idle(outcome: Outcome, change: Change) -> list[str]:
+    if not _is_of_curriculum(change):
+        return []
+    if outcome.chain.base.curriculum.enabled:
+        unknown, known = unknown_sources(outcome.chain, change)
+        if not unknown:
+            return []
+        there = f"the run has {', '.join(known)}"
+        return [
+            printable(
+                f"no prompt is of the source {', '.join(unknown)}, whose weight counts for nothing: {there}"
+            )
+        ]
+    return [
+        "this job has no curriculum, so that of it changes nothing: it needs midstream.curriculum.enabled"
+    ]
+
+
+def _is_of_curriculum(change: Change) -> bool:
+    return any(key.startswith("curriculum.") for key in change.changes)
+
+
 def _effect(outcome: Outcome, change: Change) -> list[str]:
-    if not any(key.startswith("curriculum.") for key in change.changes):
+    if not _is_of_curriculum(change) or not outcome.chain.base.curriculum.enabled:
         return []
     if outcome.effect is None:
         return ["what comes of it cannot be foretold: the run has kept no statistics of its prompts yet"]

@@ -114,7 +114,13 @@ def layer_config(values: object) -> LayerConfig:
     config = validate(LayerConfig, values, prefix="midstream")
     if config.run_dir is None:
         raise ConfigError(
-            [Problem("midstream.run_dir", None, "name a folder for the layer's events and snapshots")]
+            [
+                Problem(
+                    "midstream.run_dir",
+                    None,
+                    "name a folder for the journal and the snapshots, under `midstream:`",
+                )
+            ]
         )
     return config
 

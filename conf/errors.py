@@ -112,6 +112,7 @@ FIXES = {
     "list_type": "use a list, such as [a, b]",
     "path_type": "use a path",
     "model_type": "use a mapping of settings",
+    "dict_type": "use a mapping, such as {{a: 1}}",
     "string_too_short": "use at least {min_length} character(s)",
     "too_short": "use at least {min_length} item(s)",
 }

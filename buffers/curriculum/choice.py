@@ -1,6 +1,6 @@
 """Which prompt is played next: the gate, the score, and the source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,14 +50,23 @@ def passes_gate(
     return chance(belief, size, by_group=by_group) + hope >= gate.min_informative
 
 
-def score(belief: Belief, cost: Cost, sampler: SamplerConfig) -> float:
-    """The larger, the sooner a prompt is played."""
+def scores(candidates: Sequence[tuple[Belief, Cost]], sampler: SamplerConfig) -> list[float]:
+    """Of each prompt: the larger, the sooner it is played. One that never was is taken to cost what the others do."""
     if sampler.by == "target":
-        return -abs(belief.pass_rate - sampler.target)
-    price = (
+        return [-abs(belief.pass_rate - sampler.target) for belief, _ in candidates]
+    prices = [_price(cost, sampler) for _, cost in candidates]
+    paid = [price for price in prices if price > 0]
+    usual = sum(paid) / len(paid) if paid else 1.0
+    return [
+        variance_of_rewards(belief.a, belief.b) / (price or usual)
+        for (belief, _), price in zip(candidates, prices, strict=True)
+    ]
+
+
+def _price(cost: Cost, sampler: SamplerConfig) -> float:
+    return (
         sampler.token_cost * cost.tokens + sampler.turn_cost * cost.turns + sampler.second_cost * cost.seconds
     )
-    return variance_of_rewards(belief.a, belief.b) / (price or 1.0)
 
 
 # Of what groups fell short of, the weight of the newest; half of the groups may explore, and a shortfall that chance

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from midstream.buffers.curriculum.book import Book
-from midstream.buffers.curriculum.choice import Belief, Exploration, Turns, passes_gate, score
+from midstream.buffers.curriculum.book import Book, Cost
+from midstream.buffers.curriculum.choice import Belief, Exploration, Turns, passes_gate, scores
 from midstream.buffers.curriculum.tally import StepTally
 from midstream.buffers.curriculum.walk import Walk
 from midstream.conf.schema.curriculum import CurriculumConfig, GateConfig
@@ -100,7 +100,8 @@ class Drawing:
     ) -> int | None:
         """The best of the next candidates, None where no prompt passed the gate."""
         wanted = 1 if config.sampler.by == "uniform" else config.sampler.candidates
-        window: list[tuple[float, int]] = []
+        window: list[int] = []
+        candidates: list[tuple[Belief, Cost]] = []
         for _ in range(min(len(walk), PATIENCE)):
             # In the next round the same prompts come up.
             if window and walk.is_over:
@@ -120,18 +121,21 @@ class Drawing:
             if not passes:
                 self._pass_over(row)
                 continue
-            window.append((score(belief, self._book.cost(row), config.sampler), position))
+            window.append(position)
+            candidates.append((belief, self._book.cost(row)))
             if len(window) == wanted:
                 break
         if not window:
             return None
-        best = max(range(len(window)), key=lambda at: window[at][0])
-        return self._played(window.pop(best)[1], window)
+        # Of equals the one that was passed over most often: nobody else says that a prompt is being played.
+        passes = (int(self._book.passes[self.row_of(position)]) for position in window)
+        found = [*zip(scores(candidates, config.sampler), passes, strict=True)]
+        return self._played(window.pop(found.index(max(found))), window)
 
-    def _played(self, position: int, others: list[tuple[float, int]]) -> int:
+    def _played(self, position: int, others: Sequence[int]) -> int:
         row = self.row_of(position)
         # A prompt may stand in the dataset several times.
-        for other in {self.row_of(other) for _, other in others} - {row}:
+        for other in {self.row_of(other) for other in others} - {row}:
             self._pass_over(other)
         self._book.passes[row] = 0
         self._tally(row).played += 1

@@ -64,6 +64,19 @@ def restore(curriculum: Curriculum, path: Path) -> int:
     return _reading(path, lambda columns, rest: _adopt(curriculum, columns, rest))
 
 
+def sources_in(path: Path) -> list[str]:
+    """The names of the sources of the prompts that were there when it was saved.
+
+    Raises:
+        StateError: as `restore`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return [str(name) for name in json.loads(stored["rest"].tobytes())["names"]]
+    except Exception as error:
+        raise StateError(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+
+
 def curriculum_of(path: Path, config: CurriculumConfig) -> Curriculum:
     """One that knows what was saved, over the prompts that were there then, without their dataset.
 

@@ -27,7 +27,7 @@ def wanted_values(words: Sequence[str], layer: LayerConfig) -> tuple[dict[str, A
         key, sign, text = word.partition("=")
         key = key.strip().removeprefix(_PREFIX)
         setting, entry = _setting_of(key)
-        if not sign:
+        if not sign or not key:
             problems.append(
                 Problem("change", word, "write key=value, with quotes around the whole for your shell")
             )

@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 
 from midstream.conf.errors import Problem
+from midstream.conf.schema.curriculum import CurriculumConfig
 from midstream.conf.schema.layer import LayerConfig
 from midstream.conf.schema.policies import comes_back, measurement_problems
 from midstream.conf.schema.sections import RolloutConfig, ServerConfig, TaskConfig, TrainerConfig
 
 _GROUP_NORMALISATION = "midstream.hooks.slime.rewards.post_process"
+_FILTER = "midstream.hooks.slime.filters.informative"
+_OBSERVER = "midstream.hooks.slime.filters.observe_all"
 
 
 def strategy_problems(strategies: Sequence[str]) -> Iterator[Problem]:
@@ -30,7 +33,7 @@ def source_problems(tasks: TaskConfig) -> Iterator[Problem]:
     if not tasks.sources:
         return
     if tasks.path is not None:
-        fix = "use {}: the tasks of tasks.path name their own sources"
+        fix = "take them out, with ~tasks.sources: the tasks of tasks.path name their own"
         yield Problem("tasks.sources", sorted(tasks.sources), fix)
         return
     shares = [source.share for source in tasks.sources.values()]
@@ -111,6 +114,25 @@ def hook_problems(layer: LayerConfig, rollout: RolloutConfig) -> Iterator[Proble
             "rollout.rollout_data_postprocess_path",
             None,
             f"midstream.credit.estimators={names} needs midstream.hooks.slime.credit.apply_credit",
+        )
+
+
+def curriculum_hook_problems(curriculum: CurriculumConfig, rollout: RolloutConfig) -> Iterator[Problem]:
+    """A curriculum learns where groups that end are seen, and gives groups up where they are dropped."""
+    if not curriculum.enabled or rollout.dynamic_sampling_filter_path == _FILTER:
+        return
+    if curriculum.early_stop.min_informative > 0:
+        yield Problem(
+            "rollout.dynamic_sampling_filter_path",
+            rollout.dynamic_sampling_filter_path,
+            f"midstream.curriculum.early_stop needs {_FILTER}, which drops the groups that are given up",
+        )
+    elif rollout.rollout_all_samples_process_path != _OBSERVER:
+        yield Problem(
+            "rollout.dynamic_sampling_filter_path",
+            rollout.dynamic_sampling_filter_path,
+            f"midstream.curriculum.enabled needs {_FILTER}, as in --strategies curriculum, or beside a filter of your "
+            f"own rollout.rollout_all_samples_process_path={_OBSERVER}",
         )
 
 

@@ -72,7 +72,7 @@ class SamplerConfig(Section):
     """What a second in the environment costs, in the same."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Shares of the groups by source, in any unit; a source that is not named has the weight 1 where any is, and
-    without any each source has its share of the prompts. 0: its prompts are not played."""
+    without any each source has its share of the prompts. 0: its prompts are not played, unless that leaves none."""
 
     @model_validator(mode="after")
     def _weights_are_weights(self) -> "SamplerConfig":
@@ -82,8 +82,6 @@ class SamplerConfig(Section):
             if weight < 0
         ]
         refuse(bad)
-        if self.weights and not any(self.weights.values()):
-            refuse([Problem("weights", self.weights, "give at least one source a weight above 0")])
         return self
 
 
@@ -146,12 +144,14 @@ def curriculum_problems(curriculum: CurriculumConfig) -> Iterator[Problem]:
             curriculum.early_stop.min_informative,
             "use 0, or midstream.curriculum.filter.zero_variance=drop: what is given up cannot be kept",
         )
-    if curriculum.outcome.by == "spread" and (curriculum.filter.low > 0 or curriculum.filter.high < 1):
-        yield Problem(
-            "curriculum.filter.low",
-            curriculum.filter.low,
-            "a band of pass rates needs midstream.curriculum.outcome.by=threshold",
-        )
+    if curriculum.outcome.by == "spread":
+        for key, value, widest in (("low", curriculum.filter.low, 0), ("high", curriculum.filter.high, 1)):
+            if value != widest:
+                yield Problem(
+                    f"curriculum.filter.{key}",
+                    value,
+                    f"use {widest}, or midstream.curriculum.outcome.by=threshold: a band of pass rates needs successes",
+                )
     if curriculum.outcome.by == "spread" and curriculum.early_stop.min_informative > 0:
         yield Problem(
             "curriculum.early_stop.min_informative",

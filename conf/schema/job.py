@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from midstream.conf.errors import refuse
 from midstream.conf.schema.base import Count, PathSetting, Seconds, Section, Seed
 from midstream.conf.schema.contradictions import (
+    curriculum_hook_problems,
     group_problems,
     hook_problems,
     length_problems,
@@ -62,6 +63,7 @@ class JobConfig(Section):
                 *length_problems(self.midstream, self.rollout, self.server),
                 *group_problems(self.rollout),
                 *hook_problems(self.midstream, self.rollout),
+                *curriculum_hook_problems(self.midstream.curriculum, self.rollout),
                 *trainer_problems(self.trainer, self.rollout),
             ]
         )

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from midstream.buffers.curriculum.state import save
 from midstream.cli.main import main
 from midstream.conf.control.changes import path_of
 from midstream.conf.control.job import Control
 from midstream.conf.control.tuning import chain_of
+from tests.buffers.curriculum.streams import curriculum, prompts
 from tests.cli import foretold
 from tests.conf.tuned import control_of, layer_config, tuned, write
 
@@ -232,6 +234,29 @@ def test_a_dry_run_foretells_and_writes_nothing(said: Said, run: Path) -> None:
     assert told["dry_run"] and told["effect"]["before"]["informative"] == 0.3
     assert told["effect"]["after"] == {"informative": 0.6, "played": 0.4, "prompts": 1200, "known": 900}
     assert chain_of(run).entries == ()
+
+
+def test_a_curriculum_that_is_off_is_told(said: Said, tmp_path: Path) -> None:
+    control_of(tmp_path / "off", curriculum={"enabled": False})
+    idle = "this job has no curriculum, so that of it changes nothing: it needs midstream.curriculum.enabled"
+    for last in ("--dry-run", "--no-wait"):
+        code, out, _ = said(tmp_path / "off", "curriculum.gate.explore=0.1", last)
+        assert (code, out.splitlines()[2:]) == (0, [idle])
+    assert idle not in said(tmp_path / "off", "bounds.token=8", "--no-wait")[1]
+
+
+def test_a_source_that_the_run_does_not_have_is_told(said: Said, run: Path) -> None:
+    weights = "curriculum.sampler.weights"
+    assert len(said(run, f"{weights}.hopless=0", "--no-wait")[1].splitlines()) == 2
+    state = run / "curriculum" / "state.npz"
+    save(curriculum(prompts(4, [0, 0, 1, 1], ["easy", "hopeless"])), state)
+    _, out, _ = said(run, f"{weights}.maths=2", f"{weights}.easy=3", "--no-wait")
+    assert out.splitlines()[2:] == [
+        "no prompt is of the source hopless, maths, whose weight counts for nothing: the run has easy, hopeless"
+    ]
+    state.write_bytes(b"damaged")
+    code, out, _ = said(run, f"{weights}.maths=1", "--no-wait")
+    assert (code, len(out.splitlines())) == (0, 2)
 
 
 def test_somebody_quicker_is_named(said: Said, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,15 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(override, message):
         (["tasks.path=tasks.jsonl", "tasks.sources={easy: {share: 1}}"], "tasks.sources"),
         (["job=mixed", "tasks.count=6"], "tasks.count"),
         (["job=mixed", "tasks.held_out=6"], "tasks.held_out"),
+        (["midstream.curriculum.enabled=true"], "rollout.dynamic_sampling_filter_path"),
+        (
+            [
+                "strategy=curriculum",
+                "rollout.dynamic_sampling_filter_path=my.filter",
+                "midstream.curriculum.early_stop.min_informative=0.1",
+            ],
+            "rollout.dynamic_sampling_filter_path",
+        ),
         (["midstream.turns.max_tokens_per_turn=1000"], "midstream.turns.max_tokens_per_turn"),
         (["server.max_total_tokens=100"], "server.max_total_tokens"),
         (["trainer.num_minibatches=3"], "trainer.num_minibatches"),

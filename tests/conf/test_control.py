@@ -108,6 +108,10 @@ def test_all_that_is_wrong_is_said_at_once(run: Path, control: Control) -> None:
         "curriculum.gate.explore: got 2; use 1.0 or less",
         "curriculum.sampler.by: got 'targt'; use 'uniform', 'information' or 'target' (did you mean 'target'?)",
     ]
+    assert fault_of(run, "=3", "curriculum.sampler.weights=math:2") == [
+        "change: got '=3'; write key=value, with quotes around the whole for your shell",
+        "curriculum.sampler.weights: got 'math:2'; use a mapping, such as {a: 1}",
+    ]
     assert fault_of(run, "curriculum.sampler.weights.math=-1") == [
         "curriculum.sampler.weights.math: got -1.0; use 0 or more"
     ]

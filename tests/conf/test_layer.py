@@ -56,6 +56,17 @@ def test_groups_are_given_up_only_where_that_means_something(curriculum, fix):
     assert f"midstream.curriculum.{fix}" in message
 
 
+@pytest.mark.parametrize(("band", "key"), [({"low": 0.1}, "low: got 0.1"), ({"high": 0.9}, "high: got 0.9")])
+def test_a_band_of_pass_rates_needs_successes(band, key):
+    layer_config({"run_dir": "/r", "curriculum": {"filter": band}})
+    with pytest.raises(ConfigError) as raised:
+        layer_config({"run_dir": "/r", "curriculum": {"filter": band, "outcome": {"by": "spread"}}})
+    assert [str(problem) for problem in raised.value.problems] == [
+        f"midstream.curriculum.filter.{key}; use {0 if 'low' in band else 1}, or "
+        "midstream.curriculum.outcome.by=threshold: a band of pass rates needs successes"
+    ]
+
+
 def test_a_configuration_does_not_change_under_its_readers():
     config = layer_config({"run_dir": "/r"})
     with pytest.raises(ValidationError, match="frozen"):

@@ -12,8 +12,8 @@ from midstream.conf.schema import LayerConfig
 
 def layer_config(run_dir: Path, **settings: Any) -> LayerConfig:
     """A job's own configuration; one value is set, so that no test goes by its default."""
-    gate = {"curriculum": {"gate": {"min_informative": 0.3}}}
-    return LayerConfig.model_validate({"run_dir": str(run_dir), **gate, **settings})
+    curriculum = {"enabled": True, "gate": {"min_informative": 0.3}}
+    return LayerConfig.model_validate({"run_dir": str(run_dir), "curriculum": curriculum, **settings})
 
 
 def control_of(run_dir: Path, **settings: Any) -> Control:

@@ -164,6 +164,18 @@ def test_with_a_filter_of_the_users_own_all_groups_are_learnt_from(tmp_path: Pat
     source.close()
 
 
+def test_where_no_hook_sees_groups_end_those_that_are_trained_on_are_learnt_from(
+    tmp_path: Path, source: DataSource
+) -> None:
+    args = job_args(tmp_path)
+    for number in range(20):
+        trained = [sample for group in source.get_samples(2) for sample in solve(group)]
+        metrics: dict[str, Any] = {}
+        log_rollout(number, args, trained, metrics, 1.0)
+    assert metrics["curriculum/hard/played"] == 2
+    assert metrics["curriculum/hard/informative"] == 1.0 and metrics["curriculum/easy/skipped"] > 0
+
+
 def test_members_whose_infrastructure_failed_do_not_count(tmp_path: Path, source: DataSource) -> None:
     args = job_args(tmp_path)
     [group] = source.get_samples(1)

@@ -94,6 +94,16 @@ def test_of_equals_the_one_that_was_passed_over_most_often_is_played() -> None:
     assert one.take(8) == list(range(8))
 
 
+def test_a_prompt_that_was_never_played_is_not_taken_to_cost_nothing() -> None:
+    of = prompts(8)
+    one = curriculum(of, config(sampler={"by": "information"}, gate={"min_informative": 0.0}))
+    for position in range(7):
+        one.observe(outcome(of, position, 8, tokens=1_000.0))
+    one.observe(outcome(of, 3, 4, tokens=1_000.0))
+    # Its prior says that the last one is solved, like the others.
+    assert one.take(1) == [3]
+
+
 def test_a_target_takes_the_nearest_pass_rate() -> None:
     of = prompts(8)
     one = curriculum(of, config(sampler={"by": "target", "target": 0.75, "candidates": 8}))
@@ -106,6 +116,9 @@ def test_weights_share_the_groups_among_sources() -> None:
     one = curriculum(of, config(sampler={"weights": {"code": 2.0, "math": 1.0, "web": 0.0}}))
     shares = Counter(of.names[of.sources[position]] for position in one.take(300))
     assert shares == {"code": 200, "math": 100}
+    one.configure(config(sampler={"weights": {"web": 0.0}}))
+    shares = Counter(of.names[of.sources[position]] for position in one.take(50))
+    assert shares == {"code": 25, "math": 25}
     one.configure(config(sampler={"weights": {"web": 3.0}}))
     shares = Counter(of.names[of.sources[position]] for position in one.take(50))
     assert shares == {"web": 30, "code": 10, "math": 10}
