@@ -1,5 +1,6 @@
 """Prompts whose pass rates drift, and three ways of choosing among them."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -92,22 +93,28 @@ def play(
     *,
     until: int,
     config: CurriculumConfig | None = None,
+    in_flight: int = GROUPS_PER_STEP,
     change_at: int = -1,
 ) -> Result:
     """Play groups until so many have informed; `how` is uniform, dapo or curriculum.
+
+    So many are in flight at any time: chosen, and not known yet what they come to.
 
     A step, and with it a policy version, is over after so many groups (uniform), or so many that inform.
     """
     random, result = np.random.default_rng([seed, 2]), Result()
     curriculum = _curriculum(world, seed, config) if how == "curriculum" else None
     order = _epochs(len(world.rates), random)
+    flying: deque[int] = deque()
     version = found = 0
     while found < until:
         if curriculum is not None:
             curriculum.advance(version)
         in_step = 0
         while in_step < GROUPS_PER_STEP:
-            position = next(order) if curriculum is None else curriculum.take(1)[0]
+            while len(flying) < in_flight:
+                flying.append(next(order) if curriculum is None else curriculum.take(1)[0])
+            position = flying.popleft()
             solved = int(random.binomial(GROUP, world.rates[position]))
             informs = 0 < solved < GROUP
             if curriculum is not None:

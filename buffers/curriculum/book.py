@@ -12,7 +12,7 @@ _COLUMNS = {
     "failures": np.float32,
     "noted_at": np.float64,
     "era": np.uint32,
-    "passes": np.uint32,
+    "played_at": np.int64,
     "tokens": np.float32,
     "turns": np.float32,
     "seconds": np.float32,
@@ -43,7 +43,7 @@ class Book:
         successes, failures: [R] rollouts, as much of them as was remembered at `noted_at`.
         noted_at: [R] the time of the source's clock at the last group.
         era: [R] that of the source at the last group.
-        passes: [R] how often in a row the prompt was passed over.
+        played_at: [R] how many groups had been begun when the prompt was played last, or 0.
         tokens, turns, seconds: [R] what a rollout costs; 0 where no group was played.
     """
 
@@ -54,7 +54,7 @@ class Book:
         self.failures = np.zeros(rows, np.float32)
         self.noted_at = np.zeros(rows, np.float64)
         self.era = np.zeros(rows, np.uint32)
-        self.passes = np.zeros(rows, np.uint32)
+        self.played_at = np.zeros(rows, np.int64)
         self.tokens = np.zeros(rows, np.float32)
         self.turns = np.zeros(rows, np.float32)
         self.seconds = np.zeros(rows, np.float32)

@@ -111,20 +111,34 @@ class Curriculum:
             # Of rewards that differ on one side of the threshold.
             informs = informs and passed > 0 and failed > 0
         belief, known = self._believe(row), self._remembered(row)
-        rate = passed / (passed + failed)
-        expected = chance(belief, len(outcome.rewards), by_group=self._by_group)
-        if expected >= self.config.gate.min_informative:
-            self.drawing.exploration.observe(expected, informs)
         tally.informative += informs
-        tally.predicted += belief.pass_rate
-        tally.calibration.add(belief.pass_rate, rate)
-        self.calibrations[name].fade()
-        self.calibrations[name].add(belief.pass_rate, rate)
         self.book.note(row, known[0] + passed, known[1] + failed, source.time, source.era)
         self.book.note_cost(row, outcome.cost)
-        if source.observe(passed, failed, known, self.config.forget):
-            self.drawing.exploration.begin_anew()
+        # A group is given up when its members agree: what is left of such groups is no fair sample of groups.
+        if outcome.tokens_saved is None:
+            self._compare(name, belief, known, passed, failed, informs=informs)
         return True
+
+    def _compare(
+        self,
+        name: str,
+        belief: Belief,
+        known: tuple[float, float],
+        passed: float,
+        failed: float,
+        *,
+        informs: bool,
+    ) -> None:
+        """Hold what was believed of a prompt against what its group has shown."""
+        size = passed + failed
+        expected = chance(belief, round(size), by_group=self._by_group)
+        if expected >= self.config.gate.min_informative:
+            self.drawing.exploration.observe(expected, informs)
+        for calibration in (self._step[name].calibration, self.calibrations[name]):
+            calibration.add(belief.pass_rate, passed / size)
+        self.calibrations[name].fade()
+        if self.sources[name].observe(passed, failed, known, self.config.forget):
+            self.drawing.exploration.begin_anew()
 
     def belief(self, digest: int) -> tuple[float, float]:
         """Beta(a, b) of a prompt's pass rate; that of a new prompt where it is not in the dataset."""

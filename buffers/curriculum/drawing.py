@@ -36,8 +36,9 @@ class Prompts:
 class Drawing:
     """Walks through the prompts, one through all of them, and one for each source where sources have weights.
 
-    A prompt comes up once in each round of a walk. One that was passed over `gate.max_passes` times in a row is played
-    when it comes up again, whatever is believed of it.
+    A prompt comes up once in each round of a walk, and a round takes at most as many groups as the walk has prompts.
+    One that was not played for `gate.revisit_epochs` epochs, each as many groups as there are prompts, is played when
+    it comes up again, whatever is believed of it; or for half of that time and more, so that not all are due at once.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Drawing:
         }
         self.turns = Turns()
         self.exploration = Exploration()
+        self.begun = 0  # groups, of all prompts
         self.random = np.random.default_rng(abs(seed))
 
     def next(self, config: CurriculumConfig) -> int:
@@ -108,7 +110,7 @@ class Drawing:
                 break
             position = walk.next()
             row = self.row_of(position)
-            is_due = self._book.passes[row] >= gate.max_passes
+            is_due = self._is_due(row, gate.revisit_epochs)
             belief = self._believe(row)
             passes = passes_gate(
                 belief, self._size, gate, self.random, by_group=config.outcome.by == "spread"
@@ -127,23 +129,29 @@ class Drawing:
                 break
         if not window:
             return None
-        # Of equals the one that was passed over most often: nobody else says that a prompt is being played.
-        passes = (int(self._book.passes[self.row_of(position)]) for position in window)
-        found = [*zip(scores(candidates, config.sampler), passes, strict=True)]
+        # Of equals the one that was played longest ago: nothing else says that a group of it is on its way.
+        ages = [-int(self._book.played_at[self.row_of(position)]) for position in window]
+        found = list(zip(scores(candidates, config.sampler), ages, strict=True))
         return self._played(window.pop(found.index(max(found))), window)
+
+    def _is_due(self, row: int, epochs: int) -> bool:
+        played_at = int(self._book.played_at[row])
+        # The same wherever it is asked, and another after each group.
+        jitter = (hash((int(self._book.digests[row]), played_at)) & 0xFFFF) / 0x10000
+        return self.begun - played_at >= epochs * len(self._book) * (1 + jitter) / 2
 
     def _played(self, position: int, others: Sequence[int]) -> int:
         row = self.row_of(position)
         # A prompt may stand in the dataset several times.
         for other in {self.row_of(other) for other in others} - {row}:
             self._pass_over(other)
-        self._book.passes[row] = 0
+        self.begun += 1
+        self._book.played_at[row] = self.begun
         self._tally(row).played += 1
         return position
 
     def _pass_over(self, row: int) -> None:
         self._tally(row).skipped += 1
-        self._book.passes[row] += 1
 
 
 def split(values: NDArray[np.int64], numbers: NDArray[np.int32], count: int) -> Sequence[NDArray[np.int64]]:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 _ASSUMED_GROUPS = 0.5
 # A source may be nearly all of one kind, and never quite.
 _MEAN = (0.02, 0.98)
-# Of the intraclass correlation 1 / (1 + a + b): from all prompts alike to each its own.
-_CORRELATION = (0.05, 0.95)
-
 # Of rates that are spread evenly.
 _ASSUMED_CORRELATION = 1 / 3
+# Of the intraclass correlation 1 / (1 + a + b). No prior weighs more than two rollouts: among prompts that are alike
+# there may be some that are not, and these must be believed when they show it.
+_CORRELATION = (_ASSUMED_CORRELATION, 0.95)
 
 
 @dataclass
 class Prior:
-    """Beta(a, b) by moments: of the pass rates of groups of prompts that little was known of.
+    """Beta(a, b) by moments of the pass rates of groups, which count less the more was known of their prompts.
 
     With m and v the mean and variance of the share of successes in groups of n, v = m (1 - m) (1 + (n - 1) r) / n
     with r = 1 / (1 + a + b), as of any beta-binomial. Sums are in any unit of weight, and lose it together, so that

@@ -38,6 +38,7 @@ def save(curriculum: Curriculum, path: Path) -> None:
         "calibrations": {name: asdict(each) for name, each in curriculum.calibrations.items()},
         "walks": {name: [walk.round, walk.at, len(walk)] for name, walk in drawing.walks.items()},
         "given": drawing.turns.given,
+        "begun": drawing.begun,
         "exploration": asdict(drawing.exploration),
         "random": drawing.random.bit_generator.state,
     }
@@ -120,6 +121,7 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
     calibrations = {name: _calibration(value) for name, value in rest["calibrations"].items()}
     walks = {str(name): tuple(map(int, where)) for name, where in rest["walks"].items()}
     given = {str(name): float(groups) for name, groups in rest["given"].items()}
+    begun = int(rest["begun"])
     exploration = Exploration(**rest["exploration"])
     random = np.random.default_rng()
     random.bit_generator.state = rest["random"]
@@ -139,6 +141,7 @@ def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[
         round_, at, length = walks.get(name, (0, 0, -1))
         walk.go_to(round_, at if length == len(walk) else 0)
     drawing.turns.given = given
+    drawing.begun = begun
     drawing.exploration, drawing.random = exploration, random
     return known
 

@@ -45,6 +45,12 @@ class Calibration:
         gaps = (abs(p - o) for p, o in zip(self.predicted, self.observed, strict=True))
         return sum(gaps) / count if count else 0.0
 
+    @property
+    def predicted_mean(self) -> float:
+        """The mean pass rate that was predicted, 0 of nothing."""
+        count = sum(self.groups)
+        return sum(self.predicted) / count if count else 0.0
+
     def rows(self) -> list[list[float]]:
         """[predicted, observed, groups] of each bin."""
         return [list(row) for row in zip(self.predicted, self.observed, self.groups, strict=True)]
@@ -64,8 +70,7 @@ class StepTally:
         failed: those of them in which no member counts.
         stopped: those of them that were given up.
         tokens_saved: what the given up would have cost beyond what they did.
-        predicted: sum of the pass rates that were expected of `ended`.
-        calibration: of `ended`.
+        calibration: of `ended` less those that failed or were given up.
     """
 
     played: int = 0
@@ -77,7 +82,6 @@ class StepTally:
     failed: int = 0
     stopped: int = 0
     tokens_saved: float = 0.0
-    predicted: float = 0.0
     calibration: Calibration = field(default_factory=Calibration)
 
     def metrics(self, lasting: Calibration) -> dict[str, float]:
@@ -90,7 +94,7 @@ class StepTally:
             "explored": float(self.explored),
             "relaxed": float(self.relaxed),
             "stopped": float(self.stopped),
-            "predicted_p": self.predicted / counted if counted else 0.0,
+            "predicted_p": self.calibration.predicted_mean,
             "calibration_error": lasting.error,
             "tokens_saved": self.tokens_saved,
         }

@@ -49,8 +49,9 @@ class GateConfig(Section):
     explore: Share = 0.01
     """The least share of groups that go to prompts which the gate passes over; more while groups that were expected to
     inform do not, up to half. 0: none, whatever happens."""
-    max_passes: Count = 64
-    """A prompt that was passed over so often in a row, by the gate or the sampler, is played when it comes up again."""
+    revisit_epochs: Count = 64
+    """A prompt that gate and sampler pass over is played all the same once at most so many epochs have gone by without
+    it; an epoch is as many groups as the dataset has prompts."""
 
 
 class SamplerConfig(Section):

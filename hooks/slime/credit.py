@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -63,8 +62,7 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     for name, value in metrics.items():
         rollout_data[name] = [value] * len(notes)
     if ratios is not None and ranks.is_first:
-        measure = partial(measured, notes, segments, ratios)
-        keep_measurements(args, rollout_id, ranks.data_parallel, measure)
+        keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
 
 
 def _notes_of(credit: CreditConfig, rollout_id: int, rollout_data: RolloutData) -> list[Note]:

@@ -1,12 +1,14 @@
 """A curriculum over a host's dataset: which of its prompts become groups, and what is learnt of those that end."""
 
+import functools
 import logging
+import threading
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -32,7 +34,17 @@ _CHECKPOINT = "checkpoint-{}.npz"
 _FILTER = "midstream.hooks.slime.filters.informative"
 _OBSERVER = "midstream.hooks.slime.filters.observe_all"
 _NEEDS_FILTER = f"it needs --dynamic-sampling-filter-path {_FILTER}, which drops the groups that are given up"
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _logger = logging.getLogger(__name__)
+
+
+def _locked(method: _Method) -> _Method:
+    @functools.wraps(method)
+    def locked(self: "SlimeCurriculum", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(_Method, locked)
 
 
 class SlimeCurriculum:
@@ -52,6 +64,8 @@ class SlimeCurriculum:
                 f"midstream.curriculum.enabled with --n-samples-per-prompt {args.n_samples_per_prompt}: rewards of a "
                 "group never differ then, and all groups would be dropped; use 2 or more"
             )
+        # Hosts that generate beside training take groups in one thread and log in another.
+        self._lock = threading.RLock()
         self._args, self._layer, self._prompts = args, layer, prompts
         self._drops_given_up = getattr(args, "dynamic_sampling_filter_path", None) == _FILTER
         self._folder: Path = layer.run_dir / FOLDER
@@ -67,6 +81,7 @@ class SlimeCurriculum:
             shuffle=args.rollout_shuffle,
         )
 
+    @_locked
     def take(self, count: int, version: int | None) -> list[Group]:
         """New groups of the prompts that are to be played next, numbered by the host."""
         self.advance(version)
@@ -76,6 +91,7 @@ class SlimeCurriculum:
             groups += self._prompts.get_samples(1)
         return groups
 
+    @_locked
     def configure(self, config: CurriculumConfig) -> Decide | None:
         """Go on under other settings; returns what decides from now on when a group is given up, None for never."""
         if config.early_stop.min_informative > 0 and not self._drops_given_up:
@@ -104,6 +120,7 @@ class SlimeCurriculum:
         if version is not None:
             self.curriculum.advance(version)
 
+    @_locked
     def observe(self, group: Group) -> None:
         """Learn from a group that has ended; its members that are out of the loss say nothing."""
         members = list(samples_of(group))
@@ -130,6 +147,7 @@ class SlimeCurriculum:
             )
         self._unknown += not known
 
+    @_locked
     def observe_trained(self, samples: Group) -> None:
         """Learn from the groups of a batch that no filter has seen, as slime's fully-async function calls none."""
         groups: dict[str, Group] = {}
@@ -138,6 +156,7 @@ class SlimeCurriculum:
         for group in groups.values():
             self.observe(group)
 
+    @_locked
     def judge(self, group: Group) -> Verdict:
         """Whether a group is trained on."""
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
@@ -159,6 +178,7 @@ class SlimeCurriculum:
         rules = self.curriculum.config.filter
         return rules.zero_variance_weight if rules.zero_variance == "keep" else 0.0
 
+    @_locked
     def end_step(self, step: int) -> dict[str, float]:
         """The metrics of the step; what is known of the prompts is kept in the run directory."""
         relaxed = self.curriculum.filter.relaxed(self.curriculum.config)
@@ -187,6 +207,7 @@ class SlimeCurriculum:
             "curriculum/unknown_prompts": float(self._unknown),
         }
 
+    @_locked
     def save(self, rollout_id: int) -> None:
         """Keep a checkpoint beside the newest of the journal's. Raises OSError."""
         save(self.curriculum, self._checkpoint(rollout_id))
@@ -196,6 +217,7 @@ class SlimeCurriculum:
         for path in set(there).difference(ours[-self._layer.journal.keep_checkpoints :]):
             path.unlink(missing_ok=True)
 
+    @_locked
     def load(self, rollout_id: int) -> None:
         """Go on from a checkpoint; where there is none, as before the curriculum was switched on, begin anew.
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from midstream.buffers.policies.base import CutOff
+from midstream.buffers.rollout import Status
 from midstream.conf.schema import LayerConfig
 from midstream.hooks.release import give_up
 from midstream.hooks.rules import TurnRules
@@ -53,8 +54,12 @@ async def generate(
     state = host_of(sample).generate_state(args)
     task = task_of(sample)
     rollout = recorded_rollout(sample) or begin_rollout(sample, task, state.tokenizer)
-    if rollout.status.finished:
-        # A host may ask for what has FAILED again, when it waited for the rest of its group.
+    if rollout.status.finished or rollout.failure is not None:
+        # A host may ask again for what has FAILED, when it waited for the rest of its group, and may have called it
+        # aborted meanwhile.
+        if not rollout.status.finished:
+            rollout.status = Status.FAILED
+            store(sample, rollout, no_reward(args))
         return sample
     play = Play(
         rollout=rollout,

@@ -43,9 +43,7 @@ def keep_rollouts(
     return 0
 
 
-def keep_measurements(
-    args: Namespace, rollout_id: int, rank: int, measure: Callable[[], Measurements]
-) -> None:
+def keep_measurements(args: Namespace, rollout_id: int, rank: int, measurements: Measurements) -> None:
     """Keep what a rank of the trainer measured; where the disk refuses, training goes on without.
 
     A train step does not wait for it; the next one does. What went wrong beside the disk is raised there.
@@ -55,7 +53,7 @@ def keep_measurements(
     if layer.credit.keep_rollouts:
         _pending.append(
             _writer.submit(
-                _written, lambda run_dir: keep_measured(run_dir, rollout_id, rank, measure()), layer
+                _written, lambda run_dir: keep_measured(run_dir, rollout_id, rank, measurements), layer
             )
         )
 

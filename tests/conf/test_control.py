@@ -94,7 +94,7 @@ def test_all_that_is_wrong_is_said_at_once(run: Path, control: Control) -> None:
         "curriculum.early_stop.min_informative? (--list shows all)",
         "bounds.tokn: got '3'; there is no such key, did you mean bounds.token? (--list shows all)",
         "curriculum.gate: got '3'; name one of its settings: curriculum.gate.min_informative, curriculum.gate.by, "
-        "curriculum.gate.explore, curriculum.gate.max_passes",
+        "curriculum.gate.explore, curriculum.gate.revisit_epochs",
         "max_attempts: got '5'; it cannot be changed while the job runs: set midstream.max_attempts in its "
         "configuration, and start it again",
         "curriculum.enabled: got 'true'; it cannot be changed while the job runs: set midstream.curriculum.enabled "

@@ -203,6 +203,9 @@ def test_members_that_rest_in_the_buffer_are_given_up_with_their_group(args: Nam
         requests = len(host.engine.requests)
         await host.play(group[3], ["done <end>"])  # slime asks again for what has FAILED
         assert (group[3].to_dict(), len(host.engine.requests)) == (ended, requests)
+        group[3].status = Sample.Status.ABORTED  # as slime says of one that waits for a slot at an abort
+        await host.play(group[3], ["done <end>"])
+        assert was_stopped(group[3]) and len(host.engine.requests) == requests
 
     running(scene, args)
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from midstream.buffers.curriculum.posterior import informative
 from midstream.buffers.curriculum.prior import Prior
 from midstream.buffers.curriculum.source import Source
 from midstream.conf.schema.curriculum import ForgetConfig
@@ -12,7 +13,7 @@ from midstream.conf.schema.curriculum import ForgetConfig
 FOREVER = ForgetConfig(half_life=None, surprise=None)
 
 
-@pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.4, 0.2), (5.0, 1.0)])
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (0.4, 0.2), (1.2, 0.6)])
 def test_the_prior_finds_the_parameters_that_pass_rates_were_drawn_with(a: float, b: float) -> None:
     random, prior = np.random.default_rng(0), Prior()
     for p in random.beta(a, b, 20_000):
@@ -20,6 +21,16 @@ def test_the_prior_finds_the_parameters_that_pass_rates_were_drawn_with(a: float
     found_a, found_b = prior.beta()
     assert found_a / (found_a + found_b) == pytest.approx(a / (a + b), abs=0.01)
     assert found_a + found_b == pytest.approx(a + b, rel=0.1)
+
+
+def test_a_prompt_unlike_all_others_of_its_source_is_believed() -> None:
+    """Prompts that are alike make no prior that outweighs what one of them has shown."""
+    prior = Prior()
+    for _ in range(1_000):
+        prior.observe(0.5, 8, 1.0)
+    a, b = prior.beta()
+    assert a == pytest.approx(b) and a + b == pytest.approx(2)
+    assert informative(a + 16, b, 8) < 0.5
 
 
 def test_nothing_known_is_an_even_prior() -> None:
