@@ -14,6 +14,7 @@ from midstream.buffers.curriculum.curriculum import Outcome
 from midstream.buffers.curriculum.history import HISTORY, STATE, keep_step
 from midstream.buffers.curriculum.preview import preview
 from midstream.buffers.curriculum.state import StateError, restore, save
+from midstream.buffers.curriculum.walk import Walk
 from tests.buffers.curriculum.streams import SIZE, config, curriculum, know, outcome, prompts
 
 
@@ -377,6 +378,25 @@ def test_a_preview_says_what_other_settings_would_play(tmp_path: Path) -> None:
     assert found[1].informative > 0.9 and found[1].played == pytest.approx(0.5, abs=0.05)
     assert (found[1].prompts, found[1].known) == (200, 200)
     assert (tmp_path / "curriculum" / STATE).read_bytes() == before
+
+
+def test_a_preview_of_a_run_in_which_all_is_solved_looks_at_few_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, came_up, following = prompts(3_000), Counter[str](), Walk.next
+    one = curriculum(of)
+    know(one, of, dict.fromkeys(range(3_000), 8), groups=1)
+    keep_step(tmp_path / "curriculum", 0, one, one.end_step(), with_state=True)
+
+    def counted(walk: Walk) -> int:
+        came_up["prompts"] += 1
+        return following(walk)
+
+    monkeypatch.setattr(Walk, "next", counted)
+    found = preview(tmp_path, config(), config(gate={"min_informative": 0.9}))
+    assert found is not None and found[1].played < 0.01
+    # A batch more than what is enough, twice.
+    assert came_up["prompts"] <= 2 * (20_000 + 5 * 3 * 2_000)
 
 
 def test_predictions_are_calibrated_on_rates_that_stay() -> None:
