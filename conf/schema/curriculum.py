@@ -46,7 +46,7 @@ class GateConfig(Section):
     """A prompt whose group informs with less than that probability is passed over; 0: none is."""
     by: Literal["mean", "thompson"] = "mean"
     """mean: the probability as it is expected. thompson: as it is under one pass rate drawn from what is believed."""
-    explore: Share = 0.01
+    explore: float = Field(default=0.01, ge=0, le=0.5)
     """The least share of groups that go to prompts which the gate passes over; more while groups that were expected to
     inform do not, up to half. 0: none, whatever happens."""
     revisit_epochs: Count = 64

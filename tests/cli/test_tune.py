@@ -106,7 +106,7 @@ def test_nothing_is_written_where_anything_is_wrong(said: Said, run: Path) -> No
     code, out, err = said(run, "bounds.token=8", "bounds.tokn=3", "curriculum.gate.explore=7")
     assert (code, out) == (2, "")
     assert "bounds.tokn: got '3'; there is no such key, did you mean bounds.token?" in err
-    assert "curriculum.gate.explore: got 7; use 1.0 or less" in err
+    assert "curriculum.gate.explore: got 7; use 0.5 or less" in err
     assert chain_of(run).entries == ()
 
 

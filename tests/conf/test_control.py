@@ -105,7 +105,7 @@ def test_all_that_is_wrong_is_said_at_once(run: Path, control: Control) -> None:
         "curriculum.gate.explore: got '0.1'; give it once",
         "bounds.trajectory: got '99999999999999999999'; write one value, as in YAML (of at most 63 bits)",
         "curriculum.forget.surprise: got inf; use a finite number",
-        "curriculum.gate.explore: got 2; use 1.0 or less",
+        "curriculum.gate.explore: got 2; use 0.5 or less",
         "curriculum.sampler.by: got 'targt'; use 'uniform', 'information' or 'target' (did you mean 'target'?)",
     ]
     assert fault_of(run, "=3", "curriculum.sampler.weights=math:2") == [
