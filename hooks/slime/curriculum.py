@@ -7,25 +7,20 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TypeVar, cast
 
-import numpy as np
-
-from midstream.buffers.curriculum.book import Cost, digest_of
-from midstream.buffers.curriculum.curriculum import Curriculum, Outcome
-from midstream.buffers.curriculum.drawing import Prompts
-from midstream.buffers.curriculum.early_stop import Decide, decider, tokens_saved
+from midstream.buffers.curriculum.book import digest_of
+from midstream.buffers.curriculum.curriculum import Curriculum
+from midstream.buffers.curriculum.early_stop import Decide, decider
 from midstream.buffers.curriculum.filter import Verdict
 from midstream.buffers.curriculum.history import FOLDER, keep_step
 from midstream.buffers.curriculum.state import restore, save
 from midstream.conf.schema import CurriculumConfig, LayerConfig
 from midstream.conf.schema.curriculum import EarlyStopConfig
 from midstream.hooks.slime.groups import has_ended, key_of
-from midstream.hooks.slime.sample import RECORD_KEY, Group, samples_of, task_of, was_stopped
+from midstream.hooks.slime.outcomes import outcome_of, prompts_of, rewards_of
+from midstream.hooks.slime.sample import Group, samples_of, was_stopped
 
-MOST_SOURCES = 1_000
-_DEFAULT_SOURCE = "default"
 # Of a job's time, that may go into writing what is known of its prompts, for `midstream tune --dry-run` to read.
 _SHARE = 0.01
 # Groups that were learnt from, by their keys; hosts may train on them some steps later.
@@ -74,7 +69,7 @@ class SlimeCurriculum:
         self._state_due = 0.0
         self.curriculum = Curriculum(
             layer.curriculum,
-            _prompts_of(prompts, layer.curriculum.source_key),
+            prompts_of(prompts, layer.curriculum.source_key),
             group_size=args.n_samples_per_prompt,
             groups_per_step=args.rollout_batch_size,
             seed=args.rollout_seed,
@@ -130,15 +125,7 @@ class SlimeCurriculum:
         self._seen[key] = None
         if len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        stopped = [sample for sample in members if was_stopped(sample)]
-        ended = [sample for sample in members if not sample.remove_sample]
-        outcome = Outcome(
-            _digest(members[0]),
-            rewards_of(self._args, group),
-            _cost(ended),
-            tokens_saved(_own_tokens(ended), _own_tokens(stopped)) if stopped else None,
-        )
-        known = self.curriculum.observe(outcome)
+        known = self.curriculum.observe(outcome_of(self._args, group))
         if not known and not self._unknown:
             _logger.warning(
                 "group %s is of a prompt that is not in the dataset, so the curriculum learns nothing from it: another "
@@ -241,15 +228,6 @@ _GIVES_WAY = (
 )
 
 
-def rewards_of(args: Namespace, group: Group) -> list[float]:
-    """Those of the members that are in the loss; the samples of one that was split count once if theirs are equal."""
-    rewards: list[float] = []
-    for member in group:
-        parts = [sample for sample in samples_of([member]) if not sample.remove_sample]
-        rewards += dict.fromkeys(float(sample.get_reward_value(args)) for sample in parts)
-    return rewards
-
-
 def _check_flags(args: Namespace, config: CurriculumConfig) -> None:
     """Raise ValueError where nothing would tell the curriculum what became of its groups."""
     filters = getattr(args, "dynamic_sampling_filter_path", None)
@@ -260,53 +238,3 @@ def _check_flags(args: Namespace, config: CurriculumConfig) -> None:
         )
     if config.early_stop.min_informative > 0 and filters != _FILTER:
         raise ValueError(f"midstream.curriculum.early_stop.min_informative is above 0: {_NEEDS_FILTER}")
-
-
-def _prompts_of(prompts: Any, source_key: str) -> Prompts:
-    samples: Sequence[Any] | None = getattr(prompts.dataset, "samples", None)
-    if samples is None or not hasattr(prompts, "sample_offset"):
-        raise ValueError(
-            "midstream.curriculum.enabled needs a dataset to choose from, and the host's prompts have none: pass "
-            "--prompt-data, without --disable-rollout-global-dataset"
-        )
-    if not samples:
-        raise ValueError(
-            "midstream.curriculum.enabled needs prompts, and the dataset is empty: see --prompt-data"
-        )
-    names: dict[str, int] = {}
-    sources = [names.setdefault(_source_of(sample, source_key), len(names)) for sample in samples]
-    if len(names) > MOST_SOURCES:
-        raise ValueError(
-            f"midstream.curriculum.source_key={source_key} names {len(names):,} sources, and each needs metrics and "
-            f"groups of its own: use at most {MOST_SOURCES:,}, or a key that prompts share"
-        )
-    digests = np.fromiter((_digest(sample) for sample in samples), np.uint64, len(samples))
-    return Prompts(digests, np.array(sources, np.int32), list(names))
-
-
-def _source_of(sample: Any, source_key: str) -> str:
-    named = (sample.metadata or {}).get(source_key)
-    return _DEFAULT_SOURCE if named is None or named == "" else str(named)
-
-
-def _digest(sample: Any) -> int:
-    # A host's functions may change a sample's metadata on the way; the record has the key of the task as it began.
-    record = (sample.metadata or {}).get(RECORD_KEY)
-    return digest_of(record["prompt_key"] if record else task_of(sample).key)
-
-
-def _cost(samples: Sequence[Any]) -> Cost:
-    records = [record for sample in samples if (record := (sample.metadata or {}).get(RECORD_KEY))]
-    if not records:
-        return Cost()
-    return Cost(
-        tokens=fmean(_own_tokens(samples)),
-        turns=fmean(len(record["turns"]) for record in records),
-        seconds=fmean(sum(turn["seconds"] for turn in record["turns"]) for record in records),
-    )
-
-
-def _own_tokens(samples: Sequence[Any]) -> list[int]:
-    """Tokens of the policy in each sample that has a record."""
-    records = [(sample.metadata or {}).get(RECORD_KEY) for sample in samples]
-    return [sum(end - start for _, start, end in record["spans"]) for record in records if record]

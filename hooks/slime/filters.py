@@ -7,8 +7,8 @@
 from argparse import Namespace
 from typing import Any
 
-from midstream.hooks.slime.curriculum import rewards_of
 from midstream.hooks.slime.host import host_of
+from midstream.hooks.slime.outcomes import rewards_of
 from midstream.hooks.slime.sample import Group, samples_of
 from midstream.hooks.slime.settings import curriculum_of
 

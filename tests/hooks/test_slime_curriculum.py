@@ -13,10 +13,10 @@ import pytest
 
 from midstream.buffers.curriculum.book import digest_of
 from midstream.buffers.curriculum.state import StateError
-from midstream.hooks.slime.curriculum import MOST_SOURCES
 from midstream.hooks.slime.data_source import DataSource
 from midstream.hooks.slime.filters import informative, observe_all
 from midstream.hooks.slime.log import log_rollout
+from midstream.hooks.slime.outcomes import MOST_SOURCES
 from midstream.hooks.slime.prompts import HostPrompts
 from midstream.hooks.slime.rewards import post_process
 from midstream.hooks.slime.sample import task_of
