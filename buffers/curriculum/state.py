@@ -155,12 +155,11 @@ def _keep_time(
     now = np.array(curriculum.names, dtype=object)[curriculum.source_of_row[rows]]
     moved = (then[places] != now) & (book.successes[rows] + book.failures[rows] > 0)
     for row, before, after in zip(rows[moved], then[places][moved], now[moved], strict=True):
-        counted = sources[before].remembered(
+        passed, failed = sources[before].remembered(
             book.successes[row], book.failures[row], book.noted_at[row], book.era[row]
         )
         its = curriculum.sources[after]
-        passed, failed = map(float, counted)
-        book.note(row, passed, failed, its.time, its.era)
+        book.note(int(row), float(passed), float(failed), its.time, its.era)
 
 
 def _source(value: dict[str, Any]) -> Source:

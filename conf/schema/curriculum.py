@@ -73,7 +73,8 @@ class SamplerConfig(Section):
     """What a second in the environment costs, in the same."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Shares of the groups by source, in any unit; a source that is not named has the weight 1 where any is, and
-    without any each source has its share of the prompts. 0: its prompts are not played, unless that leaves none."""
+    without any each source has its share of the prompts. 0: its prompts are not played; where that would leave none,
+    weights do not count."""
 
     @model_validator(mode="after")
     def _weights_are_weights(self) -> "SamplerConfig":

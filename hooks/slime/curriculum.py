@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -92,12 +92,7 @@ class SlimeCurriculum:
         if config.early_stop.min_informative > 0 and not self._drops_given_up:
             _logger.error("midstream.curriculum.early_stop stays off: %s", _NEEDS_FILTER)
             config = config.model_copy(update={"early_stop": EarlyStopConfig()})
-        if unknown := config.sampler.weights.keys() - self.curriculum.sources:
-            _logger.warning(
-                "midstream.curriculum.sampler.weights names %s, and no prompt is of such a source: there are %s",
-                ", ".join(map(repr, sorted(unknown))),
-                ", ".join(map(repr, self.curriculum.names)),
-            )
+        self._check_weights(config.sampler.weights)
         self.curriculum.configure(config)
         decide = decider(config, lambda prompt_key: self.curriculum.belief(digest_of(prompt_key)))
         return None if decide is None else self._unless_equal_are_kept(decide)
@@ -109,6 +104,21 @@ class SlimeCurriculum:
             return not keeps and decide(prompt_key, rewards, size, version)
 
         return gives_up
+
+    def _check_weights(self, weights: Mapping[str, float]) -> None:
+        names = self.curriculum.names
+        if unknown := weights.keys() - set(names):
+            _logger.warning(
+                "midstream.curriculum.sampler.weights names %s, and no prompt is of such a source: there are %s",
+                ", ".join(map(repr, sorted(unknown))),
+                ", ".join(map(repr, names)),
+            )
+        if not any(weights.get(name, 1.0) for name in names):
+            _logger.warning(
+                "midstream.curriculum.sampler.weights leaves no prompt to play, so it does not count: give one of %s a "
+                "weight above 0",
+                ", ".join(map(repr, names)),
+            )
 
     def advance(self, version: int | None) -> None:
         """The policy has come to this version, as far as that is known."""

@@ -426,13 +426,28 @@ def test_sources_may_be_called_anything(tmp_path: Path) -> None:
     source.close()
 
 
-def test_weights_of_sources_that_are_not_there_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("weights", "sources", "told"),
+    [
+        (
+            {"hrad": 2.0},
+            {"easy", "hard"},
+            "names 'hrad', and no prompt is of such a source: there are 'easy', 'hard'",
+        ),
+        ({"easy": 0.0}, {"hard"}, None),
+        ({"easy": 0.0, "hard": 0.0}, {"easy", "hard"}, "give one of 'easy', 'hard' a weight above 0"),
+    ],
+)
+def test_weights_that_nothing_could_be_played_by_are_told(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    weights: dict[str, float],
+    sources: set[str],
+    told: str | None,
 ) -> None:
-    args = job_args(tmp_path, {"sampler": {"weights": {"hrad": 2.0}}})
-    source = DataSource(args)
-    source.get_samples(1)
-    assert "weights names 'hrad', and no prompt is of such a source: there are 'easy', 'hard'" in caplog.text
+    source = DataSource(job_args(tmp_path, {"sampler": {"weights": weights, "by": "uniform"}}))
+    assert {group[0].metadata["source"] for group in source.get_samples(12)} == sources
+    assert told in caplog.text if told else "weights" not in caplog.text
     source.close()
 
 
