@@ -1,5 +1,6 @@
 """What `midstream tune` does: finds the run, makes the change, foretells it, and waits for the job to take it up."""
 
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from midstream.buffers.journal.errors import JournalError
+from midstream.buffers.journal.lock import holder_of
+from midstream.buffers.journal.runs import FOLDER as BUFFER
 from midstream.buffers.runs import named_below, runs_with
 from midstream.cli.units import age
 from midstream.conf.control.acknowledged import Acknowledgement, acknowledgement_in
@@ -141,4 +145,15 @@ def _last_seen(chain: Chain) -> str:
     said = chain.acknowledgement
     if said is None:
         return "of which nothing was seen yet"
-    return f"which was seen at step {said.step}, {said.time}"
+    ended = (
+        "; no process here has the run open, so that its job may have ended" if _is_left(chain, said) else ""
+    )
+    return f"which was seen at step {said.step}, {said.time}{ended}"
+
+
+def _is_left(chain: Chain, said: Acknowledgement) -> bool:
+    """Whether the job ran on this host, and nobody has its journal open."""
+    try:
+        return said.host == socket.gethostname() and holder_of(chain.run_dir / BUFFER) is None
+    except JournalError:
+        return False

@@ -19,6 +19,7 @@ from midstream.local.report.plots import lag as lags
 from midstream.local.report.plots import length, reward, tokens
 from midstream.local.report.plots import timeline as timelines
 from midstream.local.report.plots.figure import Plot
+from midstream.local.report.tuned import Tuned, read_tuned
 from midstream.local.report.workspaces import Workspaces, lag_text, read_workspaces
 from midstream.local.summary import summarise
 
@@ -37,6 +38,8 @@ class Comparison:
     """Of the strategies that have kept their rollouts."""
     histories: tuple[History, ...] = ()
     """Of the strategies that have a curriculum."""
+    tuned: tuple[Tuned, ...] = ()
+    """Of all strategies."""
 
 
 def write_report(run_dir: Path, target: Path | None = None) -> Path:
@@ -78,6 +81,7 @@ def read_comparison(run_dir: Path) -> Comparison:
             for folder, run in zip(folders, runs, strict=True)
             if (history := read_history(folder, run)) is not None
         ),
+        tuned=tuple(read_tuned(folder, run.strategy) for folder, run in zip(folders, runs, strict=True)),
     )
 
 
@@ -93,7 +97,11 @@ def render(comparison: Comparison) -> str:
         marks=marks,
         facts=_facts(events),
         findings=findings.findings(runs),
-        warnings=[*findings.warnings(events, runs), *_damage(comparison)],
+        warnings=[
+            *findings.warnings(events, runs),
+            *(tuned.warning for tuned in comparison.tuned if tuned.changes),
+            *_damage(comparison),
+        ],
         rows=table.comparison(runs),
         reference=table.REFERENCE if any(run["strategy"] == table.REFERENCE for run in runs) else None,
         plots=_plots(events, marks),
@@ -102,6 +110,9 @@ def render(comparison: Comparison) -> str:
         workspaces=comparison.workspaces,
         colours=palette.EVERY_COLOUR,
         configs=comparison.configs,
+        changes={
+            tuned.strategy: "\n".join(map(words.printable, tuned.changes)) for tuned in comparison.tuned
+        },
         command=_command(events),
     )
 
@@ -121,7 +132,11 @@ def _plots(events: Sequence[RunEvents], marks: dict[str, palette.Mark]) -> list[
 
 
 def _damage(comparison: Comparison) -> list[str]:
-    read: list[Workspaces | History] = [*comparison.workspaces, *comparison.histories]
+    read: list[Workspaces | History | Tuned] = [
+        *comparison.workspaces,
+        *comparison.histories,
+        *comparison.tuned,
+    ]
     return [f"{found.strategy}: {words.printable(text)}" for found in read for text in found.damaged]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from midstream.buffers.curriculum.state import save
+from midstream.buffers.journal.lock import DirectoryLock
 from midstream.cli.main import main
 from midstream.conf.control.changes import path_of
 from midstream.conf.control.job import Control
@@ -124,6 +125,17 @@ def test_a_change_that_no_job_takes_up_stands(said: Said, run: Path) -> None:
     assert (code, json.loads(out)["acknowledged"]) == (3, None)
     code, out, err = said(run, "bounds.token=6", "--no-wait")
     assert (code, out, err) == (0, f"{run}: version 3\n  bounds.token  7 → 6\n", "")
+
+
+def test_a_job_that_may_have_ended_is_told(said: Said, run: Path) -> None:
+    control_of(run).acknowledge(3)
+    left = "so that its job may have ended"
+    assert left in said(run, "bounds.token=8", "--wait", 0)[2]
+    (run / "buffer").mkdir()
+    lock = DirectoryLock(run / "buffer")
+    assert left not in said(run, "bounds.token=7", "--wait", 0)[2]
+    lock.close()
+    assert left in said(run, "bounds.token=6", "--wait", 0)[2]
 
 
 def test_a_change_that_the_job_refuses_is_told(said: Said, start: Callable[..., None], run: Path) -> None:

@@ -23,6 +23,7 @@ from midstream.local.report.table import Cell, comparison
 from midstream.local.report.workspaces import PATHS_SHOWN, read_workspaces, workspace
 from midstream.local.summary import summarise
 from tests.buffers.made import played
+from tests.conf.tuned import control_of, tuned
 from tests.local.synthetic_events import write_run
 
 FOUR = ("wait", "discard", "restart", "continue")
@@ -287,6 +288,23 @@ def test_of_many_paths_the_page_sums_up_what_it_does_not_name() -> None:
     assert told.rows[-1].share == words.percent(left_bytes / sum(range(1, 201)))
     every = workspace(described(rollout, version=9, index=0))
     assert len(every.rows) == MOST_PATHS + 1 and every.rows[-1].version == "5"
+
+
+def test_settings_that_were_changed_while_a_run_went_on_are_told(tmp_path: Path) -> None:
+    write_run(tmp_path, "continue")
+    folder = tmp_path / "continue"
+    (folder / "config.yaml").write_text("steps: 3\n")
+    control = control_of(folder)
+    tuned(folder, "bounds.token=8")
+    control.read()
+    control.acknowledge(2)
+    tuned(folder, "bounds.token=7")
+    page = write_report(tmp_path).read_text()
+    assert "continue: its settings were changed once while it ran" in page
+    # What the job has not taken up was not in force.
+    assert "bounds.token 16 → 8" in page and "8 → 7" not in page
+    (folder / "control" / "base.json").write_text("{")
+    assert "continue: what was changed while it ran is not known" in write_report(tmp_path).read_text()
 
 
 def test_kept_rollouts_that_are_damaged_are_a_warning(run_dir: Path) -> None:
