@@ -13,6 +13,7 @@ _COLUMNS = {
     "noted_at": np.float64,
     "era": np.uint32,
     "played_at": np.int64,
+    "ended_at": np.int64,
     "tokens": np.float32,
     "turns": np.float32,
     "seconds": np.float32,
@@ -43,7 +44,8 @@ class Book:
         successes, failures: [R] rollouts, as much of them as was remembered at `noted_at`.
         noted_at: [R] the time of the source's clock at the last group.
         era: [R] that of the source at the last group.
-        played_at: [R] how many groups had been begun when the prompt was played last, or 0.
+        played_at: [R] how many groups had been begun, itself included, when the prompt was played last, or 0.
+        ended_at: [R] how many had been begun when a group of it ended last, or 0.
         tokens, turns, seconds: [R] what a rollout costs; 0 where no group was played.
     """
 
@@ -55,6 +57,7 @@ class Book:
         self.noted_at = np.zeros(rows, np.float64)
         self.era = np.zeros(rows, np.uint32)
         self.played_at = np.zeros(rows, np.int64)
+        self.ended_at = np.zeros(rows, np.int64)
         self.tokens = np.zeros(rows, np.float32)
         self.turns = np.zeros(rows, np.float32)
         self.seconds = np.zeros(rows, np.float32)

@@ -97,6 +97,7 @@ class Curriculum:
         name = self._name_of(row)
         source, tally = self.sources[name], self._step[name]
         tally.ended += 1
+        self.drawing.ended(row)
         tally.stopped += outcome.tokens_saved is not None
         tally.tokens_saved += outcome.tokens_saved or 0.0
         if not outcome.rewards:

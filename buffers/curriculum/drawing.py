@@ -76,11 +76,12 @@ class Drawing:
         explores = self.exploration.is_due(config.gate.explore)
         asked = self.turns.order(self._weights(config))
         for relaxed, gate in enumerate(_relaxing(config.gate)):
-            for name in asked:
-                position = self._search(self.walks[name], gate, config, explores=explores)
-                if position is not None:
-                    self._tally(self.row_of(position)).relaxed += relaxed > 0
-                    return position
+            for again in (False, True):
+                for name in asked:
+                    position = self._search(self.walks[name], gate, config, explores=explores, again=again)
+                    if position is not None:
+                        self._tally(self.row_of(position)).relaxed += relaxed > 0
+                        return position
         raise AssertionError("an open gate lets everything pass")
 
     def row_of(self, position: int) -> int:
@@ -98,9 +99,12 @@ class Drawing:
         return {name: weight for name, weight in weights.items() if weight > 0} or {ALL: 1.0}
 
     def _search(
-        self, walk: Walk, gate: GateConfig, config: CurriculumConfig, *, explores: bool
+        self, walk: Walk, gate: GateConfig, config: CurriculumConfig, *, explores: bool, again: bool
     ) -> int | None:
-        """The best of the next candidates, None where no prompt passed the gate."""
+        """The best of the next candidates, None where no prompt passed the gate.
+
+        Only `again` says that prompts are played of which a group is on its way.
+        """
         wanted = 1 if config.sampler.by == "uniform" else config.sampler.candidates
         window: list[int] = []
         candidates: list[tuple[Belief, Cost]] = []
@@ -110,6 +114,8 @@ class Drawing:
                 break
             position = walk.next()
             row = self.row_of(position)
+            if not again and self._is_on_its_way(row):
+                continue
             is_due = self._is_due(row, gate.revisit_epochs)
             belief = self._believe(row)
             passes = passes_gate(
@@ -129,10 +135,19 @@ class Drawing:
                 break
         if not window:
             return None
-        # Of equals the one that was played longest ago: nothing else says that a group of it is on its way.
+        # Of equals the one that was played longest ago.
         ages = [-int(self._book.played_at[self.row_of(position)]) for position in window]
         found = list(zip(scores(candidates, config.sampler), ages, strict=True))
         return self._played(window.pop(found.index(max(found))), window)
+
+    def ended(self, row: int) -> None:
+        """A group of a prompt has ended."""
+        self._book.ended_at[row] = self.begun
+
+    def _is_on_its_way(self, row: int) -> bool:
+        played_at = int(self._book.played_at[row])
+        # Some never come back, and nobody says so.
+        return int(self._book.ended_at[row]) < played_at > self.begun - len(self._book)
 
     def _is_due(self, row: int, epochs: int) -> bool:
         played_at = int(self._book.played_at[row])

@@ -51,7 +51,10 @@ def _under(path: Path, config: CurriculumConfig) -> Preview:
     positions: list[int] = []
     skipped = 0
     while len(positions) < _GROUPS and skipped < _PROMPTS:
-        positions += curriculum.take(_BATCH)
+        taken = curriculum.take(_BATCH)
+        positions += taken
+        for position in taken:
+            curriculum.drawing.ended(curriculum.drawing.row_of(position))
         skipped += sum(tally.skipped for tally in curriculum.end_step().values())
     expected = [curriculum.chance(position) for position in positions]
     return Preview(

@@ -40,3 +40,12 @@ def know(one: Curriculum, of: Prompts, solved: dict[int, int], groups: int = 2) 
     for position, count in solved.items():
         for _ in range(groups):
             assert one.observe(outcome(of, position, count))
+
+
+def drawn(one: Curriculum, count: int) -> list[int]:
+    """So many prompts one after the other, of which the groups end and tell nothing."""
+    positions = []
+    for _ in range(count):
+        positions += one.take(1)
+        one.drawing.ended(one.drawing.row_of(positions[-1]))
+    return positions

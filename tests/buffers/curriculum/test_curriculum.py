@@ -15,7 +15,7 @@ from midstream.buffers.curriculum.history import HISTORY, STATE, keep_step
 from midstream.buffers.curriculum.preview import preview
 from midstream.buffers.curriculum.state import StateError, restore, save
 from midstream.buffers.curriculum.walk import Walk
-from tests.buffers.curriculum.streams import SIZE, config, curriculum, know, outcome, prompts
+from tests.buffers.curriculum.streams import SIZE, config, curriculum, drawn, know, outcome, prompts
 
 
 def test_prompts_that_teach_nothing_are_passed_over() -> None:
@@ -105,6 +105,30 @@ def test_a_prompt_that_was_never_played_is_not_taken_to_cost_nothing() -> None:
     assert one.take(1) == [3]
 
 
+def test_no_prompt_is_played_again_while_a_group_of_it_is_on_its_way() -> None:
+    of = prompts(64)
+    one = curriculum(of)
+    know(one, of, {position: position % 7 + 1 for position in range(64)}, groups=3)
+    assert len(set(one.take(64))) == 64
+    assert len(one.take(3)) == 3, "unless all are"
+    assert sum(tally.relaxed for tally in one.end_step().values()) == 0
+    one.observe(outcome(of, 17, 4))
+    assert one.take(1) == [17]
+
+
+def test_a_group_that_never_comes_back_keeps_its_prompt_for_an_epoch_at_most() -> None:
+    of = prompts(8)
+    one = curriculum(of, config(gate={"min_informative": 0.0}, sampler={"by": "uniform"}))
+    [lost] = one.take(1)
+    taken = []
+    for _ in range(24):
+        [position] = one.take(1)
+        taken.append(position)
+        if position != lost:
+            one.observe(outcome(of, position, 4))
+    assert lost not in taken[:6] and lost in taken
+
+
 def test_a_target_takes_the_nearest_pass_rate() -> None:
     of = prompts(8)
     one = curriculum(of, config(sampler={"by": "target", "target": 0.75, "candidates": 8}))
@@ -115,16 +139,16 @@ def test_a_target_takes_the_nearest_pass_rate() -> None:
 def test_weights_share_the_groups_among_sources() -> None:
     of = prompts(30, [0] * 20 + [1] * 8 + [2] * 2, ["web", "code", "math"])
     one = curriculum(of, config(sampler={"weights": {"code": 2.0, "math": 1.0, "web": 0.0}}))
-    shares = Counter(of.names[of.sources[position]] for position in one.take(300))
+    shares = Counter(of.names[of.sources[position]] for position in drawn(one, 300))
     assert shares == {"code": 200, "math": 100}
     one.configure(config(sampler={"weights": {"web": 0.0}}))
-    shares = Counter(of.names[of.sources[position]] for position in one.take(50))
+    shares = Counter(of.names[of.sources[position]] for position in drawn(one, 50))
     assert shares == {"code": 25, "math": 25}
     one.configure(config(sampler={"weights": {"web": 3.0}}))
-    shares = Counter(of.names[of.sources[position]] for position in one.take(50))
+    shares = Counter(of.names[of.sources[position]] for position in drawn(one, 50))
     assert shares == {"web": 30, "code": 10, "math": 10}
     one.configure(config())
-    shares = Counter(of.names[of.sources[position]] for position in one.take(300))
+    shares = Counter(of.names[of.sources[position]] for position in drawn(one, 300))
     assert shares == pytest.approx({"web": 200, "code": 80, "math": 20}, abs=40)
 
 
@@ -141,9 +165,12 @@ def test_a_turn_that_was_left_is_no_debt() -> None:
     of = prompts(40, [0] * 20 + [1] * 20, ["solved", "open"])
     one = curriculum(of, config(sampler={"weights": {"solved": 1.0, "open": 1.0}}, gate={"explore": 0.0}))
     know(one, of, {position: 8 if position < 20 else 4 for position in range(40)}, groups=3)
-    assert all(position >= 20 for position in one.take(40))
+    assert all(position >= 20 for position in drawn(one, 40))
     one.configure(one.config.model_copy(update={"gate": config(gate={"min_informative": 0.0}).gate}))
-    assert Counter(of.names[of.sources[position]] for position in one.take(20)) == {"solved": 10, "open": 10}
+    assert Counter(of.names[of.sources[position]] for position in drawn(one, 20)) == {
+        "solved": 10,
+        "open": 10,
+    }
 
 
 def test_weights_of_sources_that_are_not_there_stop_nothing() -> None:
@@ -207,7 +234,7 @@ def test_equal_prompts_are_one_and_come_up_as_often_as_they_stand_there() -> Non
     one = curriculum(of, config(gate={"min_informative": 0.0}, sampler={"by": "uniform"}))
     know(one, of, {1: 8}, groups=3)
     assert one.chance(1) == one.chance(2) < one.chance(0)
-    assert Counter(one.take(8)) == dict.fromkeys(range(4), 2)
+    assert Counter(drawn(one, 8)) == dict.fromkeys(range(4), 2)
 
 
 RATES = st.lists(st.sampled_from([0, 1, 4, 7, 8]), min_size=3, max_size=15)
