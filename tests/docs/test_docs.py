@@ -125,6 +125,6 @@ def test_the_hooks_of_the_slime_page_exist() -> None:
     from midstream.hooks.slime.host import load_function
 
     paths = set(re.findall(r"midstream\.hooks\.slime\.[\w.]+", (ROOT / "docs" / "slime.md").read_text()))
-    assert len(paths) == 6
+    assert len(paths) == 7
     for path in paths:
         assert callable(load_function(path))
