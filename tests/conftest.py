@@ -10,16 +10,14 @@ if TYPE_CHECKING:
     from midstream.local.server import EngineServer
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Where several processes run tests: those of a file, which share what it sets up, run in one of them.
 
     So do those of the contract, which share the hosts' jobs.
     """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "contract" if file.startswith("tests/contract/") else file
-        item.add_marker(pytest.mark.xdist_group(group))
+    file = item.nodeid.partition("::")[0]
+    group = "contract" if file.startswith("tests/contract/") else file
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
