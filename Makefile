@@ -41,7 +41,7 @@ demo: setup  ## train the demo once per strategy and compare; all set-up include
 	$(VENV)/bin/midstream compare job=demo $(ARGS)
 
 test: setup setup-miles setup-browser  ## run all tests; all set-up included
-	$(python) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(python) -m pytest -n $(WORKERS) $(ARGS)
 
 check: lint test  ## everything that must pass before a change is handed over
 
