@@ -41,7 +41,8 @@ class Filter:
     def judge(self, rewards: Sequence[float], config: CurriculumConfig, *, stopped: bool = False) -> Verdict:
         """Of the rewards of those members that count, which may be none; `stopped` says that the rest was given up."""
         verdict = self._judged(rewards, config, stopped=stopped)
-        self.dropped += not verdict.keep
+        # Of infrastructure that fails no setting can give way.
+        self.dropped += bool(rewards) and not verdict.keep
         return verdict
 
     def _judged(self, rewards: Sequence[float], config: CurriculumConfig, *, stopped: bool) -> Verdict:

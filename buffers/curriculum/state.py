@@ -34,6 +34,7 @@ def save(curriculum: Curriculum, path: Path) -> None:
         "format": _FORMAT,
         "names": curriculum.names,
         "group_size": curriculum.group_size,
+        "outcome": curriculum.config.outcome.by,
         "sources": {name: asdict(source) for name, source in curriculum.sources.items()},
         "calibrations": {name: asdict(each) for name, each in curriculum.calibrations.items()},
         "walks": {name: [walk.round, walk.at, len(walk)] for name, walk in drawing.walks.items()},
@@ -116,6 +117,8 @@ def _made(config: CurriculumConfig, columns: dict[str, NDArray[Any]], rest: dict
 
 
 def _adopt(curriculum: Curriculum, columns: dict[str, NDArray[Any]], rest: dict[str, Any]) -> int:
+    if rest["outcome"] != curriculum.config.outcome.by:
+        raise ValueError(f"it counts by midstream.curriculum.outcome.by={rest['outcome']}")
     # All is read before anything is taken over.
     sources = {name: _source(value) for name, value in rest["sources"].items()}
     calibrations = {name: _calibration(value) for name, value in rest["calibrations"].items()}

@@ -1,5 +1,6 @@
 """What a host's samples say to a curriculum: of which prompts they are, and what became of a group."""
 
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from statistics import fmean
@@ -90,5 +91,20 @@ def rewards_of(args: Namespace, group: Group) -> list[float]:
     rewards: list[float] = []
     for member in group:
         parts = [sample for sample in samples_of([member]) if not sample.remove_sample]
-        rewards += dict.fromkeys(float(sample.get_reward_value(args)) for sample in parts)
+        rewards += dict.fromkeys(reward_of(args, sample) for sample in parts)
     return rewards
+
+
+def reward_of(args: Namespace, sample: Any) -> float:
+    """The reward of a sample, under the host's key.
+
+    Raises:
+        ValueError: it is not finite, and the sample is in the loss: it would spoil its whole group.
+    """
+    reward = float(sample.get_reward_value(args))
+    if not math.isfinite(reward) and not sample.remove_sample:
+        raise ValueError(
+            f"the reward of sample {sample.index} is {reward}: let your reward function return a finite number, or set "
+            "the sample's remove_sample"
+        )
+    return reward

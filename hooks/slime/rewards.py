@@ -1,6 +1,5 @@
 """``--custom-reward-post-process-path midstream.hooks.slime.rewards.post_process``"""
 
-import math
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ from midstream.hooks.credit.segments import batch_of
 from midstream.hooks.slime.credit_flags import NOTE_KEY, centres_rewards, divides_rewards, takes_notes
 from midstream.hooks.slime.earned import Batch, earned_by, training_version
 from midstream.hooks.slime.groups import key_of
+from midstream.hooks.slime.outcomes import reward_of
 from midstream.hooks.slime.settings import credit_counts_of, curriculum_of, engine_of, layer_of
 
 
@@ -33,7 +33,7 @@ def post_process(args: Namespace, samples: list[Any]) -> tuple[list[float], list
     Raises:
         ValueError: a reward that is not finite, of a sample that is in the loss: it would spoil its whole group.
     """
-    raw = [_reward_of(args, sample) for sample in samples]
+    raw = [reward_of(args, sample) for sample in samples]
     version = training_version(samples, engine_of(args).version)
     batch = earned_by(samples, raw, version)
     tensors = batch_of(batch.rollouts)
@@ -61,16 +61,6 @@ def _with_equal_groups(args: Namespace, batch: CreditBatch, estimates: Estimates
         group=estimates.group + more,
         advantages=None if ours is None else ours + more[batch.rollouts],
     )
-
-
-def _reward_of(args: Namespace, sample: Any) -> float:
-    reward = float(sample.get_reward_value(args))
-    if not math.isfinite(reward) and not sample.remove_sample:
-        raise ValueError(
-            f"the reward of sample {sample.index} is {reward}: let your reward function return a finite number, or set "
-            "the sample's remove_sample"
-        )
-    return reward
 
 
 def _write(

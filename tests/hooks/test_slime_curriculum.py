@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -213,6 +214,16 @@ def test_a_group_that_was_cut_off_has_not_ended(tmp_path: Path, source: DataSour
     end(group[0], 1.0)
     observe_all(args, [group], source)
     assert found.curriculum.book.failures.sum() == 3
+
+
+@pytest.mark.parametrize("rewards", [(math.nan, 1.0, 0.0, 0.0), (1.0, 0.0, 0.0, math.inf)])
+def test_a_reward_that_is_no_number_is_refused_whatever_its_place(
+    tmp_path: Path, source: DataSource, rewards: tuple[float, ...]
+) -> None:
+    args = job_args(tmp_path)
+    [group] = source.get_samples(1)
+    with pytest.raises(ValueError, match="let your reward function return a finite number"):
+        informative(args, finished(group, *rewards))
 
 
 def test_what_a_rollout_costs_is_remembered(tmp_path: Path, source: DataSource) -> None:

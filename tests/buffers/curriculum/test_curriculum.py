@@ -348,6 +348,13 @@ def test_a_damaged_state_is_told_and_changes_nothing(tmp_path: Path, cut: int) -
     assert other.take(5) == curriculum(of).take(5)
 
 
+def test_counts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    of, path = prompts(5), tmp_path / "state.npz"
+    save(curriculum(of), path)
+    with pytest.raises(StateError, match="it counts by midstream.curriculum.outcome.by=threshold"):
+        restore(curriculum(of, config(outcome={"by": "spread"})), path)
+
+
 def test_numbers_that_no_book_holds_are_damage(tmp_path: Path) -> None:
     of, path = prompts(5), tmp_path / "state.npz"
     one = curriculum(of)

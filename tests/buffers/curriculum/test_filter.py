@@ -42,3 +42,9 @@ def test_a_step_gives_way_in_the_stated_order_and_the_next_is_strict_again() -> 
     assert not filter_.judge([], rules).keep
     filter_.begin_step()
     assert not filter_.judge(hard, rules).keep and not filter_.judge(equal, rules).keep
+
+
+def test_groups_that_failed_give_no_reason_to_give_way() -> None:
+    filter_ = Filter(groups_per_step=1)
+    assert not any(filter_.judge([], config(relax_after=1)).keep for _ in range(20))
+    assert filter_.relaxed(config(relax_after=1)) == 0
