@@ -14,8 +14,6 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 # Further overrides for `make demo`, further options for `make test`.
 ARGS ?=
-# Processes that `make test` runs tests in; each may start a server of its own.
-WORKERS ?= 2
 
 VENV := .venv
 MILES := .venv-miles
@@ -41,7 +39,7 @@ demo: setup  ## train the demo once per strategy and compare; all set-up include
 	$(VENV)/bin/midstream compare job=demo $(ARGS)
 
 test: setup setup-miles setup-browser  ## run all tests; all set-up included
-	$(python) -m pytest -n $(WORKERS) $(ARGS)
+	$(python) -m pytest $(ARGS)
 
 check: lint test  ## everything that must pass before a change is handed over
 

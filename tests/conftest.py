@@ -2,34 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from midstream.local.server import EngineServer
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take long go first, so that no process is left alone with them at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/contract/", "tests/local/")))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where several processes run tests: those of a file, which share what it sets up, run in one of them.
-
-    So do those of the contract, which share the hosts' jobs.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "contract" if file.startswith("tests/contract/") else file
-
-    config.option.loadscopereorder = False
-    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
