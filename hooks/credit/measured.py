@@ -5,7 +5,7 @@ each field of `Measurements`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -67,6 +67,15 @@ class Measurements:
             products[sample].append((at, log))
         of_samples = zip(self.keys, self.older_tokens, self.prefix_log_ratio_sq, products, strict=True)
         return {key: Measured(key, older, square, tuple(turns)) for key, older, square, turns in of_samples}
+
+
+def measured_on_host(segments: Segments, ratios: Ratios) -> tuple[Segments, Ratios]:
+    """The same with all that `measured` reads in the host's memory; copies where it was on a device."""
+    fields = ("samples", "lengths", "older", "at_snapshot")
+    return (
+        replace(segments, **{name: getattr(segments, name).cpu() for name in fields}),
+        replace(ratios, squares=ratios.squares.cpu(), products=ratios.products.cpu()),
+    )
 
 
 def measured(notes: Sequence[Note], segments: Segments, ratios: Ratios) -> Measurements:

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from midstream.conf.schema.credit import CreditConfig
 from midstream.hooks.credit.estimators.prefix_is import prefix_is
 from midstream.hooks.credit.joined import joined
-from midstream.hooks.credit.measured import measured
+from midstream.hooks.credit.measured import measured, measured_on_host
 from midstream.hooks.credit.note import Note
 from midstream.hooks.credit.ratios import Ratios, ratio_metrics, ratios_of
 from midstream.hooks.credit.training import Segments, advantages_of, credit_metrics, segments_of, weights_of
@@ -62,7 +63,9 @@ def apply_credit(args: Namespace, rollout_id: int, rollout_data: RolloutData) ->
     for name, value in metrics.items():
         rollout_data[name] = [value] * len(notes)
     if ratios is not None and ranks.is_first:
-        keep_measurements(args, rollout_id, ranks.data_parallel, measured(notes, segments, ratios))
+        # The thread that keeps them must not read what another stream is still computing.
+        found = measured_on_host(segments, ratios)
+        keep_measurements(args, rollout_id, ranks.data_parallel, partial(measured, notes, *found))
 
 
 def _notes_of(credit: CreditConfig, rollout_id: int, rollout_data: RolloutData) -> list[Note]:

@@ -43,17 +43,20 @@ def keep_rollouts(
     return 0
 
 
-def keep_measurements(args: Namespace, rollout_id: int, rank: int, measurements: Measurements) -> None:
+def keep_measurements(
+    args: Namespace, rollout_id: int, rank: int, measure: Callable[[], Measurements]
+) -> None:
     """Keep what a rank of the trainer measured; where the disk refuses, training goes on without.
 
-    A train step does not wait for it; the next one does. What went wrong beside the disk is raised there.
+    ``measure`` is called in another thread. A train step does not wait for it; the next one does, where what went
+    wrong beside the disk is raised.
     """
     layer = layer_of(args)
     finish_keeping()
     if layer.credit.keep_rollouts:
         _pending.append(
             _writer.submit(
-                _written, lambda run_dir: keep_measured(run_dir, rollout_id, rank, measurements), layer
+                _written, lambda run_dir: keep_measured(run_dir, rollout_id, rank, measure()), layer
             )
         )
 
