@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from midstream.buffers.curriculum.posterior import alike
 from midstream.conf.schema.curriculum import CurriculumConfig
 
 Belief = Callable[[str], tuple[float, float]]
@@ -42,13 +43,9 @@ def chance_to_inform(belief: tuple[float, float], successes: int, failures: int,
     prod_{i < left} (a + s + i) / (a + b + s + f + i), the beta-binomial at its end, and all fail likewise.
     """
     a, b = belief[0] + successes, belief[1] + failures
-    all_succeed = all_fail = 1.0
-    for i in range(left):
-        all_succeed *= (a + i) / (a + b + i)
-        all_fail *= (b + i) / (a + b + i)
-    alike = (failures == 0) * all_succeed + (successes == 0) * all_fail
+    all_succeed, all_fail = alike(a, b, left)
     # A group of nobody is alike in both ways.
-    return max(0.0, 1.0 - alike)
+    return max(0.0, 1.0 - ((failures == 0) * all_succeed + (successes == 0) * all_fail))
 
 
 def tokens_saved(ended: Sequence[int], stopped: Sequence[int]) -> float:

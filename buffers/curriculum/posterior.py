@@ -9,12 +9,18 @@ import math
 
 def informative(a: float, b: float, n: int) -> float:
     """The probability that a group of n informs, in [0, 1]."""
-    same_a = same_b = 1.0
+    all_succeed, all_fail = alike(a, b, n)
+    return max(0.0, 1.0 - all_succeed - all_fail)
+
+
+def alike(a: float, b: float, n: int) -> tuple[float, float]:
+    """The probabilities that n rollouts all succeed, and that they all fail."""
+    all_succeed = all_fail = 1.0
     for i in range(n):
         whole = a + b + i
-        same_a *= (a + i) / whole
-        same_b *= (b + i) / whole
-    return max(0.0, 1.0 - same_a - same_b)
+        all_succeed *= (a + i) / whole
+        all_fail *= (b + i) / whole
+    return all_succeed, all_fail
 
 
 def informative_deviation(a: float, b: float, n: int) -> float:

@@ -4,6 +4,7 @@ import functools
 import json
 from argparse import Namespace
 from collections import Counter
+from typing import TypeVar
 
 from midstream.buffers.holds import Holds
 from midstream.buffers.ledger import Ledger
@@ -21,6 +22,7 @@ from midstream.hooks.slime.host import is_stepwise
 from midstream.hooks.slime.sample import Group
 from midstream.hooks.slime.steering import Steering
 
+_Part = TypeVar("_Part")
 _ledgers: dict[str, Ledger[Group]] = {}
 _curricula: dict[str, SlimeCurriculum] = {}
 
@@ -85,10 +87,7 @@ def host_keeps_groups(args: Namespace) -> bool:
 
 def keep_ledger(args: Namespace, ledger: Ledger[Group] | None) -> None:
     """Make a ledger the one that ``ledger_of`` returns from now on; None: it is closed."""
-    if ledger is None:
-        _ledgers.pop(_settings_of(args), None)
-    else:
-        _ledgers[_settings_of(args)] = ledger
+    _keep(_ledgers, args, ledger)
 
 
 def curriculum_of(args: Namespace) -> SlimeCurriculum | None:
@@ -98,10 +97,7 @@ def curriculum_of(args: Namespace) -> SlimeCurriculum | None:
 
 def keep_curriculum(args: Namespace, curriculum: SlimeCurriculum | None) -> None:
     """Make a curriculum the one that ``curriculum_of`` returns from now on; None: it is over."""
-    if curriculum is None:
-        _curricula.pop(_settings_of(args), None)
-    else:
-        _curricula[_settings_of(args)] = curriculum
+    _keep(_curricula, args, curriculum)
 
 
 def abandoned_of(args: Namespace) -> list[Snapshot]:
@@ -111,6 +107,13 @@ def abandoned_of(args: Namespace) -> list[Snapshot]:
     the environments live in, takes all.
     """
     return _abandoned(_settings_of(args))
+
+
+def _keep(parts: dict[str, _Part], args: Namespace, part: _Part | None) -> None:
+    if part is None:
+        parts.pop(_settings_of(args), None)
+    else:
+        parts[_settings_of(args)] = part
 
 
 def _settings_of(args: Namespace) -> str:

@@ -1,17 +1,9 @@
 """What a curriculum foretells of its settings, in place of one that has played."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from midstream.buffers.curriculum.preview import Preview
 from midstream.conf.schema import CurriculumConfig
-
-
-@dataclass(frozen=True)
-class Preview:
-    informative: float
-    played: float
-    prompts: int
-    known: int
 
 
 def preview(

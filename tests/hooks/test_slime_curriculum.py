@@ -239,11 +239,7 @@ def test_what_a_rollout_costs_is_remembered(tmp_path: Path, source: DataSource) 
     assert cost.tokens == own > 0 and cost.turns >= 1
 
 
-def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
-    args = job_args(tmp_path, {"gate": {"by": "thompson"}})
-    source = DataSource(args)
-    for number in range(3):
-        step(source, args, number)
+def assert_a_restart_goes_on_alike(source: DataSource, args: Namespace) -> None:
     source.save(2)
     expected = [group[0].label for group in source.get_samples(8)]
     source.close()
@@ -251,6 +247,14 @@ def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
     again.load(2)
     assert [group[0].label for group in again.get_samples(8)] == expected
     again.close()
+
+
+def test_a_restart_goes_on_with_the_same_choices(tmp_path: Path) -> None:
+    args = job_args(tmp_path, {"gate": {"by": "thompson"}})
+    source = DataSource(args)
+    for number in range(3):
+        step(source, args, number)
+    assert_a_restart_goes_on_alike(source, args)
 
 
 def test_a_restart_goes_on_with_the_same_choices_by_weights_that_were_tuned(tmp_path: Path) -> None:
@@ -259,13 +263,7 @@ def test_a_restart_goes_on_with_the_same_choices_by_weights_that_were_tuned(tmp_
     step(source, args, 0)
     tuned(tmp_path / "run", "curriculum.sampler.weights.hard=3")
     step(source, args, 1)
-    source.save(2)
-    expected = [group[0].label for group in source.get_samples(8)]
-    source.close()
-    again = DataSource(args)
-    again.load(2)
-    assert [group[0].label for group in again.get_samples(8)] == expected
-    again.close()
+    assert_a_restart_goes_on_alike(source, args)
 
 
 def test_a_start_without_a_checkpoint_knows_nothing_of_an_earlier_run(tmp_path: Path) -> None:
